@@ -320,6 +320,9 @@ def test_a_dry_run_refuses_what_one_process_cannot_do(rllm: Rllm, tmp_path: Path
     assert refused(rllm("train", "frozenlake", *shard, "--output", tmp_path, "--dry-run"), "one process")
     two = rllm("train", "frozenlake", *shard, "--nproc", "2", "--output", tmp_path, "--dry-run", "--json")
     assert two.exit_code == 0, two.stderr
+    (trainer,) = json.loads(two.stdout)["processes"]
+    assert (trainer["name"], trainer["number"], trainer["cores"]) == ("trainer", 2, 0)
+    assert trainer["ports"][0] == "a free port of 127.0.0.1 (rank 0, where ranks meet)"
     tensor = ("--set", "distributed.tensor_parallel=2")
     assert refused(rllm("train", "frozenlake", *tensor, "--output", tmp_path, "--dry-run"), "multiple")
 

@@ -34,14 +34,17 @@ LAST_WORDS = "about to be killed"
 
 
 class FragileEnv(letter_game.LetterEnv):
-    """Kills its process in the second turn of a task, if it has a `flag`: a file that says it did."""
+    """Kills its process in the second turn of a task, if it has a `flag`: a file that says it did. Makes no
+    turn while there is a file `hold`."""
 
-    def __init__(self, letter: str, flag: str = "", pause_s: float = 0.0) -> None:
+    def __init__(self, letter: str, flag: str = "", pause_s: float = 0.0, hold: str = "") -> None:
         super().__init__(letter)
-        self.flag, self.pause_s = flag, pause_s
+        self.flag, self.pause_s, self.hold = flag, pause_s, hold
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
         time.sleep(self.pause_s)
+        while self.hold and Path(self.hold).exists():
+            time.sleep(0.05)
         if self.flag and self.letter == "A" and self.turn == 1 and not Path(self.flag).exists():
             Path(self.flag).write_text(str(os.getpid()))
             print(LAST_WORDS, flush=True)
@@ -50,7 +53,9 @@ class FragileEnv(letter_game.LetterEnv):
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "FragileEnv":
-        return FragileEnv(info["letter"], info.get("flag", ""), info.get("pause_s", 0.0))
+        return FragileEnv(
+            info["letter"], info.get("flag", ""), info.get("pause_s", 0.0), info.get("hold", "")
+        )
 
 
 class ServerKillingEnv(letter_game.LetterEnv):
@@ -141,11 +146,10 @@ def weights(run: Path) -> bytes:
 
 class AfterFirstStep:
     """A tracker that acts in a thread of its own once the first step is on record, while the next one is
-    played; and then between two steps, once that is done and the third is on record."""
+    played."""
 
-    def __init__(self, act: Callable[[], object], then: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, act: Callable[[], object]) -> None:
         self._acting = threading.Thread(target=act)
-        self._then = then
 
     def begin(self, phase: str) -> None:
         pass
@@ -156,12 +160,57 @@ class AfterFirstStep:
     def log(self, step: int, phase: str, metrics: Any) -> None:
         if phase == "train" and step == 0:
             self._acting.start()
-        if phase == "train" and step == 2:
-            self._acting.join()
-            self._then()
 
     def close(self) -> None:
         pass
+
+
+class NodesComeAndGo:
+    """A tracker of a run that uses all the room there is: a node is lost while the second step is played, and
+    another joins before the fourth. No step goes on before as many workers are ready as there are then
+    nodes, however long one needs to begin, or its loss to be noticed."""
+
+    def __init__(self, hold: Path, num_workers: int, lose: Callable[[], object], join: Callable[[], object]):
+        self._hold, self._num_workers = hold, num_workers
+        self._join = join
+        self._engine: Any = None
+        self._losing = threading.Thread(target=lose, daemon=True)
+        self._is_over = threading.Event()
+
+    def watch(self, engine: Any) -> None:
+        self._engine = engine
+        self._hold_until(self._num_workers)
+
+    def begin(self, phase: str) -> None:
+        pass
+
+    def advance(self, done: int, total: int) -> None:
+        pass
+
+    def log(self, step: int, phase: str, metrics: Any) -> None:
+        if phase != "train":
+            return
+        if step == 0:
+            self._losing.start()
+        if step == 1:
+            self._losing.join()
+            self._hold_until(self._num_workers - 1)
+        if step == 2:
+            self._join()
+            self._hold_until(self._num_workers)
+
+    def close(self) -> None:
+        self._is_over.set()
+
+    def _hold_until(self, num_workers: int) -> None:
+        self._hold.touch()
+
+        def release() -> None:
+            while len(self._engine._pool.ready) != num_workers and not self._is_over.wait(0.1):
+                pass
+            self._hold.unlink()
+
+        threading.Thread(target=release, daemon=True).start()
 
 
 def main(run: str, address: str, fate: str = "") -> None:

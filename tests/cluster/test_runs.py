@@ -62,14 +62,17 @@ def test_a_worker_that_is_killed_in_mid_episode_loses_nothing(
 
 
 def test_a_node_is_lost_and_another_one_joins(nodes: Nodes, tmp_path: Path) -> None:
-    calm = {"steps": 12, **letter_world.on_cluster(nodes.address, workers=2)}
+    calm = {"steps": 6, **letter_world.on_cluster(nodes.address, workers=2)}
     letter_world.make_trainer(tmp_path / "calm", calm).train()
     added = nodes.add()
-    change = letter_world.AfterFirstStep(lambda: nodes.remove(added), then=nodes.add)
+    hold = tmp_path / "hold"
+    change = letter_world.NodesComeAndGo(hold, 3, lose=lambda: nodes.remove(added), join=nodes.add)
+    patient = {"step_timeout_s": 900.0, "episode_timeout_s": 1_800.0}
     trainer = letter_world.make_trainer(
         tmp_path / "run",
-        {"steps": 12, **letter_world.on_cluster(nodes.address)},  # as many workers as there is room for
-        env_args={"pause_s": 0.3},
+        # As many workers as there is room for.
+        {"steps": 6, "rollout": patient, **letter_world.on_cluster(nodes.address)},
+        env_args={"pause_s": 0.3, "hold": str(hold)},
         tracker=change,
     )
     trainer.train()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import psutil
 import ray
 from ray.cluster_utils import Cluster
 
@@ -40,6 +41,15 @@ class Nodes:
 
         with_second_try(start, lambda: None, "")
         return added[0]
+
+    def of(self, process: psutil.Process) -> Any:
+        """The node that `process` was started on."""
+        pids = {each.pid for each in process.parents()}
+        return next(
+            node
+            for node in self.cluster.list_all_nodes()
+            if pids & {each.process.pid for each in node.all_processes["raylet"]}
+        )
 
     def remove(self, node: Any) -> None:
         """As a machine that loses its power."""

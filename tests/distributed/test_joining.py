@@ -1,10 +1,15 @@
 """A process is a rank of a run only where its environment says so in whole, and all of the others come."""
 
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import psutil
 import pytest
 
 from rllm.config.distributed import DistributedConfig
@@ -67,6 +72,61 @@ def test_ranks_that_never_come_are_not_waited_for_without_end(
     environment(WORLD_SIZE="2", RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="9")
     with pytest.raises(RankError, match=r"ranks.* 1 s"):
         opened()
+
+
+@pytest.mark.parametrize("when", ["while it imports", "while it waits for others"])
+def test_a_rank_whose_starter_is_killed_ends_as_well(tmp_path: Path, when: str) -> None:
+    """Also one that has never seen its starter."""
+    rank = (
+        "from rllm.config.distributed import DistributedConfig\n"
+        "from rllm.distributed import open_ranks\n"
+        "print('here', flush=True)\n"
+        "with open_ranks(DistributedConfig()): pass\n"
+    )
+    starter = (
+        "import os, subprocess, sys, time\n"
+        "os.environ['RLLM_RANK_STARTED_BY'] = str(os.getpid())\n"
+        "print(subprocess.Popen([sys.executable, '-c', sys.argv[1]]).pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    place = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", starter, rank],
+            env={**os.environ, **place},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    assert process.stdout is not None
+    process_of_rank = psutil.Process(int(process.stdout.readline()))
+    if when == "while it waits for others":
+        assert process.stdout.readline() == "here\n"
+    process.kill()
+    assert psutil.wait_procs([process_of_rank], timeout=900.0)[1] == []
+    process.communicate()
+    assert "The process that started this rank is gone" in (tmp_path / "errors").read_text()
+
+
+def test_sigterm_before_there_are_ranks_ends_the_command_and_what_it_has_begun(
+    environment: Environment, tmp_path: Path
+) -> None:
+    environment()
+    ended = list[str]()
+
+    @contextmanager
+    def start(words: Sequence[str], outputs: Sequence[IO[bytes] | None]) -> Iterator[Any]:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield []
+        finally:
+            ended.append("all of them")
+
+    with pytest.raises(SystemExit) as stopped:
+        launch(["train"], 2, tmp_path, start=start)
+    assert stopped.value.code == 130
+    assert ended == ["all of them"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_rank_starts_no_ranks(environment: Environment) -> None:

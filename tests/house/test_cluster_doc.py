@@ -27,7 +27,7 @@ def test_what_the_page_says_is_refused_is_refused_before_any_work(page: str, emp
         assert not (empty_directory / "runs").exists()
 
 
-def test_the_recipes_are_resolved_to_workers_and_leases(
+def test_the_recipes_are_resolved_to_processes_ports_and_leases(
     page: str, empty_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rllm.integrations.ray.kind.require_installed", lambda: None)
@@ -38,7 +38,15 @@ def test_the_recipes_are_resolved_to_workers_and_leases(
     ]
     assert all(each["memory"]["sampler"] > each["memory"]["cache"] == 0 for each in printed)
     plans = [each["derived"] for each in printed]
-    assert [each["cores_of_workers"] for each in plans] == [12, 0, 64]
+    assert [each["cores_of_workers"] for each in plans] == [12, 6, 0, 64]
+    by_name = [{process["name"]: process for process in each["processes"]} for each in printed]
+    assert [each["trainer"]["number"] for each in by_name] == [1, 2, 1, 1]
+    assert [each["rollout worker"]["number"] for each in by_name] == [12, 6, 0, 32]
+    ports = {
+        port for each in by_name for port in (*each["Ray head"]["ports"], *each["rollout worker"]["ports"])
+    }
+    named = {"6379", "10002 to 19999"}
+    assert all(any(number in port for port in ports) and number in page for number in named)
     tasks = training_config("frozenlake").rollout.tasks_per_step
     assert {each["tasks_per_lease"] * each["leases_per_step"] for each in plans} == {tasks}
 

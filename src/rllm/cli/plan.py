@@ -21,6 +21,7 @@ from rllm.trainer.memory import readable
 
 if TYPE_CHECKING:
     from rllm.trainer.memory_plan import MemoryPlan
+    from rllm.trainer.process_plan import ProcessPlan
 
 
 def unused_directory(directory: Path) -> Path:
@@ -106,6 +107,8 @@ class Plan:
     printed all the same: to see what another setting would mean is what it is for."""
     memory: "MemoryPlan | None" = None
     """Memory of each process; None where it is not known."""
+    processes: "Sequence[ProcessPlan]" = ()
+    """All that the run will be or start; empty where it is this process alone."""
 
 
 def print_plan(plan: Plan, *, as_json: bool, **facts: str) -> None:
@@ -113,7 +116,9 @@ def print_plan(plan: Plan, *, as_json: bool, **facts: str) -> None:
     memory = plan.memory
     if as_json:
         run = {"run": str(plan.directory), "conflict": plan.conflict or None}
-        values = {"config": plan.config, "derived": plan.derived}
+        values: dict[str, Any] = {"config": plan.config, "derived": plan.derived}
+        if plan.processes:
+            values["processes"] = [each.facts() for each in plan.processes]
         print_json({**facts, **run, **values, "memory": None if memory is None else memory.facts()})
         return
     tree = Tree(Text.assemble((plan.title, "bold"), f" into {plan.directory}"), guide_style="dim")
@@ -121,6 +126,10 @@ def print_plan(plan: Plan, *, as_json: bool, **facts: str) -> None:
     branch = tree.add(Text("derived", style="bold"))
     for name, value in plan.derived.items():
         branch.add(Text(f"{name} = {value:,}" if isinstance(value, int | float) else f"{name} = {value}"))
+    if plan.processes:
+        branch = tree.add(Text("processes", style="bold"))
+        for each in plan.processes:
+            branch.add(Text(str(each)))
     if memory is not None:
         _add_memory(tree, memory)
     console = out()

@@ -41,6 +41,7 @@ from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.tracking.console import LiveView
 from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
+from rllm.trainer.cluster import rank_places
 from rllm.trainer.extras import require_training_packages
 from rllm.view.run_facts import REPORTS, report_labels
 from rllm.worker.step_host import open_workers
@@ -121,13 +122,15 @@ def command(options: TrainOptions) -> None:
             derived=config.derived(),
             conflict=conflict_with_run(directory, trainer.require_same_config),
             memory=memory,
+            processes=trainer.process_plan(num_ranks, is_of_torchrun=num_ranks > options.nproc),
         )
         print_plan(plan, as_json=options.as_json, benchmark=options.label)
         return
     require_training_packages()
     if options.nproc > 1:
         words, restarts = options.rank_words(directory), config.distributed.restarts
-        sys.exit(launch(words, options.nproc, directory, restarts=restarts))
+        with rank_places(config, options.nproc, directory) as start:
+            sys.exit(launch(words, options.nproc, directory, restarts=restarts, start=start))
     if rank_from_environment():  # rank 0 shows what all of them do
         _trainer(config, directory).train()
         return

@@ -125,8 +125,8 @@ class TrainOptions:
         type=int,
         default=1,
         metavar="N",
-        help="Processes on this machine that share the episodes and the updates; torchrun does it on "
-        "several.",
+        help="Processes that share the episodes and the updates: of this machine, or placed on a cluster "
+        "(`distributed.placement`). torchrun does it as well.",
     )
     seed: int | None = option("--seed", type=int, help="Seed of every random draw of the run.  [default: 0]")
     dry_run: bool = option(

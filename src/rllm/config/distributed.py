@@ -6,6 +6,8 @@ from rllm.config.limits import at_least, one_of, positive
 from rllm.errors import ConfigError
 
 SHARD = "shard"
+HERE = "here"
+PLACEMENTS = (HERE, "pack", "strict_pack", "spread", "strict_spread")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,7 +27,13 @@ class DistributedConfig:
     """Times that `--nproc` starts all processes again, from the last checkpoint, after one of them was
     killed, hung or failed."""
 
+    placement: str = HERE
+    """Where `--nproc` starts the processes: `here`, on this machine; otherwise as actors in a placement group
+    of the cluster of `cluster.kind`, each with `threads` cores: `pack`, on as few nodes as it can,
+    `strict_pack`, on one, `spread`, on as many as it can, `strict_spread`, on one each."""
+
     def validate(self) -> None:
+        one_of("distributed.placement", self.placement, PLACEMENTS)
         one_of("distributed.strategy", self.strategy, ("replicate", SHARD))
         at_least("distributed.shard_size", self.shard_size, 0)
         if self.shard_size and self.strategy != SHARD:
@@ -46,6 +54,11 @@ class DistributedConfig:
         """Raises ConfigError for a number of processes that the keys do not fit."""
         self.ranks_of_a_copy(num_ranks)
         self.ranks_of_a_layer(num_ranks)
+        if self.placement != HERE and num_ranks == 1:
+            raise ConfigError(
+                f"`distributed.placement` is {self.placement!r}, and there is one process, which nobody "
+                "places: start several with --nproc, or leave the key out."
+            )
         if self.restarts and num_ranks == 1:
             raise ConfigError(
                 f"`distributed.restarts` is {self.restarts}, and there is one process, which nobody starts "

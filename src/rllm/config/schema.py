@@ -14,7 +14,7 @@ from rllm.config.cluster import ClusterConfig
 from rllm.config.critic import CriticConfig
 from rllm.config.curriculum import CurriculumConfig
 from rllm.config.distill import PROMPTS, DistillConfig, validate_distillation
-from rllm.config.distributed import DistributedConfig
+from rllm.config.distributed import HERE, DistributedConfig
 from rllm.config.filters import FiltersConfig
 from rllm.config.learning import (
     WITH_CRITIC,
@@ -390,6 +390,7 @@ class TrainConfig:
             temperatures=self._training_temperatures(),
         )
         self._validate_servers()
+        self._validate_placement()
         validate_schedule(
             self.schedule,
             self.algorithm,
@@ -436,6 +437,22 @@ class TrainConfig:
             rollout.final_temperature or rollout.temperature,
             *(role.temperature for role in roles if role.temperature),
         }
+
+    def _validate_placement(self) -> None:
+        """Raises ConfigError for processes that are placed nowhere, or that do not say what they need."""
+        where = f"`distributed.placement` is {self.distributed.placement!r}"
+        if self.distributed.placement == HERE:
+            return
+        if not self.cluster.is_used:
+            raise ConfigError(
+                f"{where}, and there is no cluster to place processes on: set `cluster.kind` to ray, or "
+                "leave the key out."
+            )
+        if not self.threads:
+            raise ConfigError(
+                f"{where}, and `threads` is 0, which shares a machine among its processes: set it to the "
+                "cores that each of them asks for."
+            )
 
     def _validate_servers(self) -> None:
         """Raises ConfigError for what runs whose sampler is a server cannot do."""

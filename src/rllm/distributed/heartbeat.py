@@ -131,7 +131,6 @@ class Heartbeat:
         """Something new is to be sent at once."""
         self._watch = RankWatch(size, timeout_s, time.monotonic())
         self._thread = threading.Thread(target=self._run, name="rllm-heartbeat", daemon=True)
-        self._parent_pid = os.getppid()
         self._store_is_gone = False
 
     def __enter__(self) -> "Heartbeat":
@@ -220,12 +219,10 @@ class Heartbeat:
                 self._store_is_gone = True
                 self._stopped.wait(BROKEN_AFTER_S + 1.0)  # a collective that broke says it better
                 if not self._stopped.is_set():
-                    self._end(f"Rank 0 ended (it was last at {self._watch.place(0)}); {GO_ON}")
+                    end_process(f"Rank 0 ended (it was last at {self._watch.place(0)}); {GO_ON}")
                 return
-            if os.getppid() != self._parent_pid:
-                self._end("The process that started this rank is gone, so it ends as well.")
             if trouble := self._watch.trouble(time.monotonic()):
-                self._end(trouble)
+                end_process(trouble)
 
     def _send(self) -> None:
         with self._lock:
@@ -240,10 +237,11 @@ class Heartbeat:
         }
         self._watch.look(beats, time.monotonic())
 
-    def _end(self, message: str) -> None:
-        """End this process at once: its threads wait for ranks that will not come."""
-        print(f"error: {message}", file=sys.stderr, flush=True)
-        os._exit(FAILED)
+
+def end_process(message: str) -> None:
+    """End this process at once: its threads wait for ranks that will not come."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(FAILED)
 
 
 GO_ON = "the same command goes on from the last checkpoint."

@@ -5,16 +5,20 @@ RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT ──► open_ranks ──► RankGr
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rllm.config.distributed import DistributedConfig
+from rllm.config.distributed import HERE, DistributedConfig
 from rllm.distributed.group import ALONE, RankGroup
-from rllm.distributed.launch import launched_words
+from rllm.distributed.heartbeat import end_process
+from rllm.distributed.launch import STARTED_BY, launched_words
 from rllm.errors import ConfigError
 
 SET_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables that torchrun and `rllm train --nproc N` set in each rank's environment."""
+LOOK_EVERY_S = 1.0
+"""At whether the process that started this one is there."""
 
 
 def world_size() -> int:
@@ -40,6 +44,11 @@ def open_ranks(config: DistributedConfig) -> Iterator[RankGroup]:
             f"`distributed.restarts` is {config.restarts}, and torchrun has started this process: leave "
             "it out, and give --max-restarts to torchrun, which alone can start it again."
         )
+    if config.placement != HERE and not launched_words():
+        raise ConfigError(
+            f"`distributed.placement` is {config.placement!r}, and torchrun has started this process where "
+            "it is: leave the key out, or start the run with `rllm train NAME --nproc N`, which places it."
+        )
     shard_size = config.ranks_of_a_copy(world_size())
     tensor_size = config.ranks_of_a_layer(world_size())
     if world_size() == 1:
@@ -53,8 +62,30 @@ def open_ranks(config: DistributedConfig) -> Iterator[RankGroup]:
     from rllm.distributed.torch_ranks import joined_ranks
 
     num_local = _number("LOCAL_WORLD_SIZE", 1)
-    with joined_ranks(config, num_local=num_local, shard_size=shard_size, tensor_size=tensor_size) as ranks:
+    with (
+        _ending_with_its_starter(),
+        joined_ranks(config, num_local=num_local, shard_size=shard_size, tensor_size=tensor_size) as ranks,
+    ):
         yield ranks
+
+
+@contextmanager
+def _ending_with_its_starter() -> Iterator[None]:
+    """End this process once the one that started it is gone, also while it waits for the other ranks to
+    appear."""
+    starter, left = _number(STARTED_BY, os.getppid()), threading.Event()
+
+    def look() -> None:
+        while os.getppid() == starter:
+            if left.wait(LOOK_EVERY_S):
+                return
+        end_process("The process that started this rank is gone, so it ends as well.")
+
+    threading.Thread(target=look, name="rllm-starter", daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
 
 
 def _number(name: str, default: int) -> int:

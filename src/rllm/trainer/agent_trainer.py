@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from rllm.trainer.machine import RunMachine
     from rllm.trainer.memory_plan import MemoryPlan
     from rllm.trainer.policies import Policies, Publish
+    from rllm.trainer.process_plan import ProcessPlan
     from rllm.trainer.samplers import PolicyClient
     from rllm.trainer.teacher import Teacher
 
@@ -346,6 +347,17 @@ class AgentTrainer:
         from rllm.trainer.memory_plan import memory_plan
 
         return memory_plan(self.config, num_ranks=num_ranks, num_local_ranks=num_local_ranks)
+
+    def process_plan(self, num_ranks: int, *, is_of_torchrun: bool) -> "list[ProcessPlan]":
+        """The processes that the run will consist of."""
+        from rllm.trainer.process_plan import process_plan
+
+        return process_plan(
+            self.config,
+            num_ranks=num_ranks,
+            is_program=self.program is not None,
+            is_of_torchrun=is_of_torchrun,
+        )
 
     def _require_memory(self) -> None:
         """Raises ConfigError where the run cannot fit into this machine; warns where it may not."""

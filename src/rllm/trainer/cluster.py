@@ -9,14 +9,21 @@ Which cluster a run has is `cluster.kind`: `local` is none, every other name an 
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rllm.config.cluster import NO_CLUSTER, ClusterConfig
+from rllm.config.distributed import HERE
 from rllm.config.schema import LOCAL, TrainConfig
 from rllm.distributed import RankGroup
+from rllm.distributed.launch import RankStarter, ranks_here
 from rllm.engine.attempts import EpisodeEngine
 from rllm.engine.split import SplitEngine, WriterEngine
 from rllm.errors import ConfigError
@@ -139,6 +146,13 @@ class ClusterKind(Protocol):
         """Workers that play while the block runs."""
         ...
 
+    def ranks(
+        self, config: TrainConfig, num_ranks: int, directory: Path
+    ) -> AbstractContextManager[RankStarter]:
+        """The place where so many ranks of the trainer are started while the block runs, as
+        `distributed.placement` says. `directory`: of the run."""
+        ...
+
     def report(self, cluster: ClusterConfig, *, broadcast_mb: int) -> ClusterReport:
         """The nodes of a cluster; with `broadcast_mb` each says what it is, and gets that many megabytes.
 
@@ -163,8 +177,8 @@ def cluster_named(name: str) -> ClusterKind:
         ) from error
     if not isinstance(kind, ClusterKind):
         raise ConfigError(
-            f"`cluster.kind` is {name!r}, which is {kind!r:.100}; it must have `require`, `engine` and "
-            "`report`, as rllm.trainer.cluster.ClusterKind describes."
+            f"`cluster.kind` is {name!r}, which is {kind!r:.100}; it must have `require`, `engine`, `ranks` "
+            "and `report`, as rllm.trainer.cluster.ClusterKind describes."
         )
     return kind
 
@@ -196,6 +210,14 @@ def require_cluster(config: TrainConfig) -> None:
             f"{config.distill.teacher!r}: leave it out, {mend}"
         )
     kind.require(config)
+
+
+def rank_places(config: TrainConfig, num_ranks: int, directory: Path) -> AbstractContextManager[RankStarter]:
+    """Where the ranks of a run are started while the block runs. `directory`: of the run."""
+    kind = cluster_kind(config.cluster.kind)
+    if kind is None or config.distributed.placement == HERE:
+        return nullcontext(ranks_here)
+    return kind.ranks(config, num_ranks, directory)
 
 
 @asynccontextmanager

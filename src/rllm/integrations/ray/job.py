@@ -13,6 +13,7 @@ from pathlib import Path
 
 import rllm.config
 from rllm.config.schema import TrainConfig
+from rllm.errors import ConfigError
 from rllm.integrations.ray.user_files import UserFile
 
 MUST_AGREE = ("rllm", "torch", "transformers", "tokenizers", "numpy", "ray")
@@ -65,6 +66,15 @@ def this_machine() -> Machine:
         },
         clock_s=time.time(),
     )
+
+
+def require_same_versions(mine: Machine, theirs: Machine) -> None:
+    for name, version in mine.versions.items():
+        if theirs.versions[name] != version:
+            raise ConfigError(
+                f"Node {theirs.host} has {name} {theirs.versions[name] or 'not installed'}, and the run "
+                f"has {version}: they would not sample alike. Install the same on both."
+            )
 
 
 @cache

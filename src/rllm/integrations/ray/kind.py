@@ -3,14 +3,17 @@
 Nothing of Ray is imported before a run works.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 from rllm.config.cluster import ClusterConfig
 from rllm.config.schema import TrainConfig
+from rllm.distributed.launch import RankStarter
 from rllm.integrations.ray.session import (
     cluster_connection,
     require_address,
+    require_cores,
     require_installed,
     require_machine,
     require_running,
@@ -35,6 +38,15 @@ class RayKind:
             with cluster_log(job.directory / "cluster.log"):
                 async with ray_engine(job) as engine:
                     yield engine
+
+    @contextmanager
+    def ranks(self, config: TrainConfig, num_ranks: int, directory: Path) -> Iterator[RankStarter]:
+        require_cores(config, num_ranks)
+        cores = num_ranks * config.threads
+        with cluster_connection(config.cluster, cores_of_ranks=cores, takes_logs=False):
+            from rllm.integrations.ray.ranks import rank_starter
+
+            yield rank_starter(config, directory)
 
     def report(self, cluster: ClusterConfig, *, broadcast_mb: int) -> ClusterReport:
         require_running(cluster.address)

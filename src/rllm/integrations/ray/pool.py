@@ -13,6 +13,7 @@ import logging
 import pickle
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +24,11 @@ import ray
 from numpy.typing import NDArray
 from ray import cloudpickle
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+from ray.util.placement_group import placement_group_table
 
 from rllm.errors import ClusterError, ConfigError
 from rllm.integrations.ray.answers import WorkerEnded, answer, first_line, full_store
-from rllm.integrations.ray.job import Machine, WorkerJob, this_machine
+from rllm.integrations.ray.job import Machine, WorkerJob, require_same_versions, this_machine
 from rllm.integrations.ray.models import ModelServer
 from rllm.integrations.ray.session import MEGABYTE
 from rllm.integrations.ray.user_files import user_files
@@ -152,8 +154,9 @@ class Pool:
     def refill(self) -> None:
         """As many workers as the run wants, or as the nodes that are there now have room for."""
         cluster = self.job.config.cluster
+        held_cpus = _cpus_of_groups()
         places = sum(
-            int(node["Resources"].get("CPU", 0)) // cluster.cpus_per_worker
+            int(node["Resources"].get("CPU", 0) - held_cpus[node["NodeID"]]) // cluster.cpus_per_worker
             for node in ray.nodes()
             if node["Alive"]
         )
@@ -178,7 +181,7 @@ class Pool:
 
     async def _begin(self, worker: ClusterWorker) -> Machine:
         machine = await answer(worker.actor.machine.remote())
-        _require_same_versions(this_machine(), machine)
+        require_same_versions(this_machine(), machine)
         if worker.is_server:
             await answer(worker.actor.begin.remote(self._job_ref, self._files_ref))
         else:
@@ -323,20 +326,21 @@ def require_room(job: RolloutJob) -> None:
             )
 
 
+def _cpus_of_groups() -> Counter[str]:
+    """Cores of each node that placement groups hold, such as that of placed ranks."""
+    num_cpus = Counter[str]()
+    for group in placement_group_table().values():
+        for bundle, node in group["bundles_to_node_id"].items():
+            if group["state"] == "CREATED":
+                num_cpus[node] += group["bundles"][bundle].get("CPU", 0.0)
+    return num_cpus
+
+
 def _quiet(coroutine: Awaitable[Any]) -> "asyncio.Task[Any]":
     """A task whose failure somebody asks for later, or nobody."""
     task = asyncio.ensure_future(coroutine)
     task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
     return task  # pyright: ignore[reportReturnType]
-
-
-def _require_same_versions(mine: Machine, theirs: Machine) -> None:
-    for name, version in mine.versions.items():
-        if theirs.versions[name] != version:
-            raise ConfigError(
-                f"Node {theirs.host} has {name} {theirs.versions[name] or 'not installed'}, and the run "
-                f"has {version}: they would not sample alike. Install the same on both."
-            )
 
 
 def _pickled_job(job: RolloutJob, directories: Mapping[Path, str]) -> bytes:

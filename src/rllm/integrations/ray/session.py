@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from importlib import metadata, util
 
 from rllm.config.cluster import ClusterConfig
+from rllm.config.schema import TrainConfig
 from rllm.distributed.joining import SET_BY_LAUNCHER
 from rllm.errors import ClusterError, ConfigError, MissingExtraError
 
@@ -32,6 +33,8 @@ MEGABYTE = 1_000_000
 MAX_PORT = 65535
 MAX_WORKERS_PER_CORE = 4
 """On a cluster that is started here; each is a process with a model."""
+PLACED_ON = "RLLM_PLACED_ON"
+"""Tells a rank that is placed on a cluster the address of that one, which it drives."""
 
 
 def require_installed() -> None:
@@ -100,9 +103,25 @@ def require_machine(cluster: ClusterConfig) -> None:
         )
 
 
+def require_cores(config: TrainConfig, num_ranks: int) -> None:
+    """Raises ConfigError where ranks are placed on a cluster that is started here, and this machine has not
+    cores enough for them."""
+    cores = os.cpu_count() or 1
+    if not config.cluster.address and num_ranks * config.threads > cores * MAX_WORKERS_PER_CORE:
+        raise ConfigError(
+            f"--nproc is {num_ranks}, each with {config.threads} cores (`threads`), and the cluster is "
+            f"started on this machine, whose {cores} cores are shared by {MAX_WORKERS_PER_CORE} each at "
+            "most; start fewer, or give the `cluster.address` of a running one."
+        )
+
+
 @contextmanager
-def cluster_connection(cluster: ClusterConfig) -> Iterator[None]:
-    """Drive the cluster while the block runs. Raises ClusterError where there is none to be had."""
+def cluster_connection(
+    cluster: ClusterConfig, *, cores_of_ranks: int = 0, takes_logs: bool = True
+) -> Iterator[None]:
+    """Drive the cluster while the block runs; one that is started here has so many cores more than workers
+    need. `takes_logs`: whether what actors print comes here. Raises ClusterError where there is none to be
+    had."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing of a run is reported to anybody
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's default of 15 is for work beside services; on a cluster started here, workers are the work.
@@ -112,26 +131,26 @@ def cluster_connection(cluster: ClusterConfig) -> Iterator[None]:
     if ray.is_initialized():
         raise ClusterError("This process drives a Ray cluster already; call ray.shutdown() before a run.")
     with _own_sigterm(), _outside_of_ranks():
-        with_second_try(lambda: _start(cluster), ray.shutdown, cluster.address)
+        with_second_try(lambda: _start(cluster, cores_of_ranks, takes_logs), ray.shutdown, cluster.address)
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _start(cluster: ClusterConfig) -> None:
+def _start(cluster: ClusterConfig, cores_of_ranks: int, takes_logs: bool) -> None:
     import ray
 
-    if cluster.address:
-        require_answer(cluster.address)
-        ray.init(address=cluster.address, log_to_driver=True, logging_level=logging.ERROR)
+    if address := os.environ.get(PLACED_ON) or cluster.address:
+        require_answer(address)
+        ray.init(address=address, log_to_driver=takes_logs, logging_level=logging.ERROR)
         return
     ray.init(
         address="local",
-        num_cpus=num_cpus_here(cluster),
+        num_cpus=num_cpus_here(cluster, cores_of_ranks),
         include_dashboard=False,
         object_store_memory=cluster.object_store_mb * MEGABYTE,
-        log_to_driver=True,
+        log_to_driver=takes_logs,
         logging_level=logging.ERROR,
     )
 
@@ -166,11 +185,11 @@ def require_answer(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
 
 
-def num_cpus_here(cluster: ClusterConfig) -> int:
-    """Cores that a cluster started here hands out: what its workers ask for, or those of the machine."""
-    if not cluster.workers:
-        return max(os.cpu_count() or 1, (cluster.model_servers + 1) * cluster.cpus_per_worker)
-    return (cluster.workers + cluster.model_servers) * cluster.cpus_per_worker
+def num_cpus_here(cluster: ClusterConfig, cores_of_ranks: int) -> int:
+    """Cores that a cluster started here hands out: what its workers and ranks ask for, or those of the
+    machine."""
+    num_cores = (max(1, cluster.workers) + cluster.model_servers) * cluster.cpus_per_worker + cores_of_ranks
+    return num_cores if cluster.workers else max(os.cpu_count() or 1, num_cores)
 
 
 def with_second_try(
