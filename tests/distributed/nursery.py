@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import allocated
+import late
 import letters
 import moved
 import recorded
@@ -27,6 +28,7 @@ from rllm.trainer import loop
 
 PROGRAMS: dict[str, Any] = {
     "allocated": allocated.main,
+    "late": late.main,
     "letters": letters.main,
     "replayed": letters.replay_again,
     "moved": moved.main,

@@ -91,6 +91,14 @@ def test_a_rank_that_is_killed_inside_a_sharded_update_is_named_and_the_run_goes
     assert names == {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
 
 
+def test_ranks_that_are_done_are_alive_while_rank_0_still_writes(
+    ranks: Callable[..., list[dict[str, Any]]],
+) -> None:
+    """A picture takes half a minute on a crowded machine; that was taken for the death of the others."""
+    ended = ranks("late", [25.0], 2)
+    assert codes(ended) == [0, 0], ended
+
+
 def test_a_rank_that_fails_is_named_with_its_cause_by_the_other(letters: Letters, tmp_path: Path) -> None:
     failed, other = letters(tmp_path / "run", 2, "fail", 1, "train/1")[::-1]
     assert (failed["code"], other["code"]) == (1, 1)

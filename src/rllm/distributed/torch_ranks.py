@@ -254,6 +254,8 @@ def joined_ranks(
             heartbeat.report_end(error)
             raise
         else:
+            with heartbeat.waiting():  # rank 0 may have a summary to write: those that wait for it are alive
+                dist.barrier()
             heartbeat.stop()
             dist.barrier()  # rank 0 holds the store: it is the last to let go
         finally:
