@@ -39,16 +39,11 @@ def test_the_kernels_are_said_once_and_kept(letters: ModuleType, tmp_path: Path)
         (kept,) = machines_of(run)
         summary = run.summary()
     assert notes.lines == [kept.line()]
-    for word in ("1 thread,", "float32", "attention flash", "fused AdamW", "not compiled", "built-in engine"):
+    for word in ("1 thread,", "float32", "attention flash", "fused AdamW", "built-in engine"):
         assert word in kept.line()
     assert summary is not None
     assert summary["machines"] == json.loads((tmp_path / "run" / "machine.json").read_text())
-    assert (kept.dtype, kept.sampler_dtype, kept.threads, kept.is_compiled) == (
-        "float32",
-        "float32",
-        1,
-        False,
-    )
+    assert (kept.dtype, kept.sampler_dtype, kept.threads) == ("float32", "float32", 1)
 
 
 @pytest.mark.parametrize(

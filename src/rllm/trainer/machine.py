@@ -39,8 +39,6 @@ class RunMachine:
     """The data type of weights and activations of the trainer."""
     attention: str
     optimizer: str
-    is_compiled: bool
-    """Whether torch.compile made kernels for the model."""
     sampler: str
     sampler_dtype: str
     sampler_attention: str
@@ -57,8 +55,8 @@ class RunMachine:
         return (
             f"Computes on {self.processor} with {self.threads} thread{'s' * (self.threads > 1)}, torch "
             f"{self.torch}, {self.dtype}: attention {self.attention}; optimizer {self.optimizer}; "
-            f"{'compiled' if self.is_compiled else 'not compiled'}; sampled by {sampler}; at most "
-            f"{self.peak_flops / 1e9:,.0f} GFLOP/s and {self.peak_bytes_per_s / 1e9:,.1f} GB/s."
+            f"sampled by {sampler}; at most {self.peak_flops / 1e9:,.0f} GFLOP/s and "
+            f"{self.peak_bytes_per_s / 1e9:,.1f} GB/s."
         )
 
     def changes_since(self, before: "RunMachine") -> list[str]:
@@ -143,7 +141,6 @@ def machine_of(config: TrainConfig, policies: "Policies", from_step: int) -> Run
         dtype=config.model.number_type,
         attention=_each(map(attention_kernel, models)) if config.backend == LOCAL else config.backend,
         optimizer=_each(each.optimizer_kernel for each in learners) if learners else config.backend,
-        is_compiled=False,
         sampler=sampler,
         sampler_dtype=config.model.number_type,
         sampler_attention=_each(map(decoding_kernel, models)) if samples_here else "",
