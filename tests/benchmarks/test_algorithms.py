@@ -184,6 +184,7 @@ def test_runs_are_not_paired_with_those_of_another_imitator(
     scripts: dict[str, ModuleType], options: argparse.Namespace
 ) -> None:
     campaign = scripts["algorithm_curves"].Campaign(options)
+    campaign.studies["multi-turn"]["runs"] = {}
     campaign.note_imitator("multi-turn", 200, {"sampled": 0.2, "greedy": 0.1})
     campaign.note_imitator("multi-turn", 200, {"sampled": 0.2, "greedy": 0.1})
     with pytest.raises(SystemExit, match=r"multi-turn, seed 200, has 21\.0% sampled"):

@@ -298,7 +298,7 @@ def test_a_run_plays_the_tasks_of_the_benchmark_that_is_named(rllm: Rllm, finish
 @pytest.fixture
 def from_elsewhere() -> Path:
     """A model whose chat template is not ours."""
-    create_model(Path("elsewhere"))
+    create_model(Path("elsewhere"), "tiny-8k")
     settings = Path("elsewhere/tokenizer_config.json")
     chat = json.loads(settings.read_text())
     settings.write_text(json.dumps(chat | {"chat_template": chat["chat_template"] + " "}))

@@ -122,11 +122,12 @@ def test_sigterm_before_there_are_ranks_ends_the_command_and_what_it_has_begun(
         finally:
             ended.append("all of them")
 
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as stopped:
         launch(["train"], 2, tmp_path, start=start)
     assert stopped.value.code == 130
     assert ended == ["all of them"]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_rank_starts_no_ranks(environment: Environment) -> None:

@@ -150,7 +150,7 @@ async def test_a_call_is_on_disk_before_its_answer_leaves(serve: Serve, tmp_path
 
 
 async def test_an_answer_that_cannot_be_recorded_is_not_given(serve: Serve) -> None:
-    async def full(records: Any, *, num_bytes: int) -> None:
+    async def full(records: Any, *, num_bytes: int, num_open: int) -> None:
         raise StorageError("the disk is full")
 
     gateway: Gateway = await serve()

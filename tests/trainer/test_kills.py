@@ -47,14 +47,17 @@ GAMES: dict[str, dict[str, Any]] = {
     "sft": {"game": "chats", "changes": ROWS},
     "dpo": {"game": "preferences", "changes": {**ROWS, "batch_size": 3}},
 }
-UNIQUE = ("uid", "id", "started_at")
-"""Names that are never given twice, and times."""
+UNIQUE = ("uid", "id", "started_at", "rollout_bytes")
+"""Names that are never given twice, times, and what depends on how often the sampler looked for work."""
 WITHOUT_LOCKSTEP = (
-    *("logprobs", "canary_moved", "canary_gap", "logprob_gap_sampler", "cached_tokens"),
-    "rollout_bytes",
+    "logprobs",
+    "canary_moved",
+    "canary_gap",
+    "logprob_gap_sampler",
+    "cached_tokens",
 )
 """What the sampler said of tokens: without lockstep its last bit depends on who was sampled beside, and what
-it reads anew on who came before, as does the number of its steps."""
+it reads anew on who came before."""
 
 
 def result_of(run: Path) -> Any:

@@ -111,9 +111,6 @@ def command(options: TrainOptions) -> None:
     if options.dry_run:
         trainer = _trainer(config, directory)  # refuses what a run would refuse
         trainer.require_names()
-        memory = trainer.memory_plan(options.nproc, options.nproc)
-        if memory is not None:
-            memory.require_fits()
         plan = Plan(
             title=f"rllm train {options.label}",
             directory=directory,
@@ -121,7 +118,9 @@ def command(options: TrainOptions) -> None:
             defaults=config_dict(TrainConfig()),
             derived=config.derived(),
             conflict=conflict_with_run(directory, trainer.require_same_config),
-            memory=memory,
+            memory=trainer.memory_plan(
+                options.nproc, options.nproc
+            ),  # it warns: the plan may be another machine's
             processes=trainer.process_plan(num_ranks, is_of_torchrun=num_ranks > options.nproc),
         )
         print_plan(plan, as_json=options.as_json, benchmark=options.label)

@@ -10,6 +10,7 @@ A token of an answer is bound by memory: the same numbers are read for each, and
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rllm.errors import ConfigError
 from rllm.inference.local.client import LocalClient
 from rllm.models.decoder import Decoder
 from rllm.trainer.machine import bytes_of_pass
@@ -49,7 +50,11 @@ def rollout_bytes(
     """
     num_keys = dict.fromkeys(before, 0)
     for trajectory in (each for episode in episodes for each in episode.trajectories):
-        if (name := policies.name_of(trajectory.name)) in num_keys:
+        try:
+            name = policies.name_of(trajectory.name)
+        except ConfigError:  # a role that no policy plays: its episode fails when samples are made of it
+            continue
+        if name in num_keys:
             for step in trajectory.steps:
                 num_prompt, num_later = len(step.prompt_ids), max(0, len(step.response_ids) - 1)
                 num_keys[name] += num_later * (2 * num_prompt + num_later + 1) // 2
