@@ -84,5 +84,5 @@ def test_files_that_a_node_does_not_have_are_named(tmp_path: Path) -> None:
 
 
 def test_a_host_without_a_rank_says_so() -> None:
-    with pytest.raises(ClusterError, match="rank-2 holds no rank yet"):
+    with pytest.raises(ClusterError, match=r"rank-2.*no rank"):
         RankHost("rank-2").look()

@@ -47,17 +47,14 @@ GAMES: dict[str, dict[str, Any]] = {
     "sft": {"game": "chats", "changes": ROWS},
     "dpo": {"game": "preferences", "changes": {**ROWS, "batch_size": 3}},
 }
-UNIQUE = ("uid", "id", "started_at", "rollout_bytes")
-"""Names that are never given twice, times, and what depends on how often the sampler looked for work."""
+UNIQUE = ("uid", "id", "started_at")
+"""Names that are never given twice, and times."""
 WITHOUT_LOCKSTEP = (
-    "logprobs",
-    "canary_moved",
-    "canary_gap",
-    "logprob_gap_sampler",
-    "cached_tokens",
+    *("logprobs", "canary_moved", "canary_gap", "logprob_gap_sampler", "cached_tokens"),
+    "rollout_bytes",
 )
 """What the sampler said of tokens: without lockstep its last bit depends on who was sampled beside, and what
-it reads anew on who came before."""
+it reads anew on who came before, as does the number of its steps."""
 
 
 def result_of(run: Path) -> Any:

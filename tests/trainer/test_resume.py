@@ -24,9 +24,8 @@ LINES = [
     *(("train", step) for step in range(4)),
     ("after", 0),
 ]
-MEASURED = ("_s", "_share", "rollout_bytes")
-"""Ends of names of what is never the same twice: seconds, shares of what a machine can do, and what depends
-on how often the sampler looked for work."""
+MEASURED = ("_s", "_share")
+"""Ends of names of what is never the same twice: seconds, and shares of what a machine can do."""
 LOCKSTEP = {"inference": {"lockstep": True}}
 """For the pair; without it the last bit of what the sampler says depends on who was sampled beside
 (test_kills.py)."""

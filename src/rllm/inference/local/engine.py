@@ -239,8 +239,8 @@ class LocalEngine:
                     if only_cancel:  # somebody is still busy elsewhere: the others must not move
                         self._drop_cancelled()
                         continue
+                    self.counts.steps += 1  # before anybody has an answer of it and looks
                     self._step()
-                    self.counts.steps += 1
                     self.counts.busy_s += time.perf_counter() - start_s
             except Exception as error:  # noqa: BLE001  whatever it is, every waiting request must hear of it
                 self._fail_all(error)
