@@ -51,7 +51,7 @@ from rllm.build.configs import training_config
 from rllm.build.training import build_trainer
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
-from rllm.store.files import write_atomic
+from rllm.files.atomic import write_atomic
 from rllm.tracking.console import LiveView
 from rllm.tracking.jsonl import read_metrics
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from rllm.files.atomic import write_atomic
 from rllm.models.devices import usable_cores
 from rllm.models.kernels import processor_name
-from rllm.store.files import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

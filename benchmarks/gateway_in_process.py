@@ -17,7 +17,7 @@ import uvloop
 from gateway_upstream import COMPLETION_IDS, LONGEST_HOLD_S, PROMPT_IDS, TOKENS, USAGE
 
 from rllm.gateway.server import Gateway
-from rllm.gateway.wire import Answer, CallRequest, Choice, Emit, PolicySession, completion_id, unix_time
+from rllm.types.wire import Answer, CallRequest, Choice, Emit, PolicySession, completion_id, unix_time
 
 
 class HeldPolicy:

@@ -35,7 +35,7 @@ from learning_tables import RESULTS
 
 import rllm
 from rllm.errors import ConfigError
-from rllm.store.files import write_atomic
+from rllm.files.atomic import write_atomic
 from rllm.tracking.jsonl import read_metrics
 
 SEEDS = (50, 51, 52)

@@ -28,7 +28,7 @@ from algorithm_tables import RESULTS as ALGORITHMS
 from learning_blocks import ROOT, blocks, has_changed
 from learning_floors import missed, missed_together, seconds_of
 
-from rllm.store.files import write_atomic
+from rllm.files.atomic import write_atomic
 
 RESULTS = ROOT / "benchmarks" / "results" / "learning.json"
 PICTURES = ROOT / "docs" / "learning"

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench_results import RESULTS, ROOT, load
 
-from rllm.store.files import write_atomic
+from rllm.files.atomic import write_atomic
 
 MARK = re.compile(r"(<!-- bench:begin (\w+) -->\n)(.*?)(<!-- bench:end -->)", re.DOTALL)
 NOT_MEASURED = "Not measured on any machine with this version.\n"

@@ -24,7 +24,7 @@ import numpy as np
 from cluster_events import Report, Run, Service, Work
 from numpy.typing import NDArray
 
-from rllm.store.files import write_atomic
+from rllm.files.atomic import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cluster.json"

@@ -19,13 +19,13 @@ from click.testing import Result
 from rllm.errors import ContextLengthError, RequestRefused, RllmError
 from rllm.gateway.server import Gateway
 from rllm.gateway.upstream import UpstreamPolicy
-from rllm.gateway.wire import Dialect
 from rllm.inference.anthropic import AnthropicClient
 from rllm.inference.openai import OpenAIClient
 from rllm.inference.vllm_http import VLLMHttp
 from rllm.tools.web import Firecrawl, SerperSearch, TavilySearch
 from rllm.tools.web_service import WebPatience
 from rllm.types.messages import Message, ModelOutput
+from rllm.types.wire import Dialect
 
 sys.path.insert(0, str(Path(__file__).parent))
 from http_thread import serving

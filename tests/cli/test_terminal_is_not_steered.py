@@ -16,7 +16,7 @@ from click.testing import Result
 
 import rllm as package
 from rllm.cli.main import rllm as front_door
-from rllm.redaction import escaped
+from rllm.errors.redaction import escaped
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.console import LiveView
 from rllm.tracking.screen import Screen

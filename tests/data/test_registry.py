@@ -9,7 +9,7 @@ import pytest
 from rllm.data import DatasetRegistry
 from rllm.data.registry import require_dataset
 from rllm.errors import ConfigError, StorageError
-from rllm.store import files
+from rllm.files import atomic
 
 ROWS = [{"question": "1 + 1", "answer": "2"}, {"question": "1 + 2", "answer": "3"}]
 
@@ -76,7 +76,7 @@ def test_a_full_disk_loses_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     with pytest.raises(StorageError, match="No space left"):
         DatasetRegistry.register_dataset("mine", ROWS * 2, "test")
     monkeypatch.undo()

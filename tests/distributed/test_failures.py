@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rllm.store.files import verify_manifest
+from rllm.files.atomic import verify_manifest
 
 pytestmark = pytest.mark.slow
 

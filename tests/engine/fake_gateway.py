@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllm.engine.traced import TracedEngine
-from rllm.gateway.wire import CallRecord, CallStatus
 from rllm.types.call_budget import CallBudget
 from rllm.types.episode import Episode
 from rllm.types.task import AgentConfig
+from rllm.types.wire import CallRecord, CallStatus
 
 Messages = Sequence[dict[str, Any]]
 

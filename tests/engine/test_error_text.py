@@ -5,7 +5,7 @@ from types import FrameType
 
 from rllm.engine.frames import frames_of_thread, frames_text
 from rllm.errors import error_text, shorten
-from rllm.redaction import hide_key
+from rllm.errors.redaction import hide_key
 
 
 def test_a_text_is_cut_only_where_it_is_longer_than_may_be() -> None:

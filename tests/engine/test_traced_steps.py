@@ -8,11 +8,11 @@ import pytest
 
 from rllm.engine.captured import BrokenOffCall, Captured, join
 from rllm.errors import AgentError
-from rllm.gateway.wire import CallRecord, CallStatus
 from rllm.types.call_budget import _EXHAUSTED, CallBudget
 from rllm.types.episode import Episode, Step, Trajectory
 from rllm.types.messages import ModelOutput
 from rllm.types.sample import NOT_SAMPLED
+from rllm.types.wire import CallRecord, CallStatus
 
 
 def call(name: str, asked: str = "q", said: str = "yes", **more: Any) -> CallRecord:

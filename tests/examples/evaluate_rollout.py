@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from rllm.engine.traced import TracedEngine
-from rllm.gateway.wire import CallRecord
 from rllm.types.call_budget import CallBudget
 from rllm.types.messages import SamplingParams
+from rllm.types.wire import CallRecord
 
 TASKS = Path(__file__).resolve().parents[2] / "examples" / "stock.jsonl"
 

@@ -26,10 +26,10 @@ import pytest
 
 from rllm.gateway.local import LocalPolicy
 from rllm.gateway.server import Gateway
-from rllm.gateway.wire import CallRecord, CallStatus, Dialect
 from rllm.inference.scripted import ScriptedClient
 from rllm.models.builtin import create_model
 from rllm.types.messages import Message
+from rllm.types.wire import CallRecord, CallStatus, Dialect
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LONGEST_S = 180.0

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rllm.gateway.dialects.chat import ChatDialect
-from rllm.gateway.wire import CallRequest
+from rllm.types.wire import CallRequest
 
 EVERYTHING = frozenset({"logprobs", "token_ids", "usage"})
 WEATHER = {

@@ -12,7 +12,7 @@ from aiohttp import web
 from hypothesis import strategies as st
 
 from rllm.errors import RequestRefused
-from rllm.gateway.wire import Answer, CallRequest, Choice, Piece, ToolCallPiece, WireToolCall
+from rllm.types.wire import Answer, CallRequest, Choice, Piece, ToolCallPiece, WireToolCall
 
 
 class DialectServer:

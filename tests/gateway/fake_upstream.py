@@ -18,7 +18,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from rllm.gateway.dialects.registry import DIALECTS
-from rllm.gateway.wire import CallRecord, CallRequest, Dialect, Piece
+from rllm.types.wire import CallRecord, CallRequest, Dialect, Piece
 
 Behaviour = Callable[["Asked"], Awaitable[web.StreamResponse]]
 END_ID = 0

@@ -6,7 +6,7 @@ import pytest
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.responses import ResponsesDialect
-from rllm.gateway.wire import CallRequest
+from rllm.types.wire import CallRequest
 
 WEATHER = {
     "type": "function",

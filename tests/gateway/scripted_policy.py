@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rllm.gateway.wire import (
+from rllm.types.messages import FinishReason
+from rllm.types.wire import (
     Answer,
     CallRecord,
     CallRequest,
@@ -19,7 +20,6 @@ from rllm.gateway.wire import (
     completion_id,
     unix_time,
 )
-from rllm.types.messages import FinishReason
 
 
 @dataclass(kw_only=True, slots=True)

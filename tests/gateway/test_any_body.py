@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.registry import DIALECTS
-from rllm.gateway.wire import Answer, Choice, Dialect, WireToolCall
+from rllm.types.wire import Answer, Choice, Dialect, WireToolCall
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dialect_server import any_json, with_one_change

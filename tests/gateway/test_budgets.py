@@ -12,10 +12,10 @@ import pytest
 from rllm.errors import RequestRefused
 from rllm.gateway.local import LocalPolicy
 from rllm.gateway.server import Gateway
-from rllm.gateway.wire import CallStatus
 from rllm.inference.scripted import ScriptedClient
 from rllm.types.call_budget import CallBudget
 from rllm.types.messages import Message
+from rllm.types.wire import CallStatus
 
 Serve = Callable[..., Any]
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

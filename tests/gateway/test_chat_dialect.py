@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.chat import ChatDialect
-from rllm.gateway.wire import (
+from rllm.types.messages import FinishReason
+from rllm.types.wire import (
     Answer,
     Choice,
     Piece,
@@ -25,7 +26,6 @@ from rllm.gateway.wire import (
     ToolCallPiece,
     WireToolCall,
 )
-from rllm.types.messages import FinishReason
 
 sys.path.insert(0, str(Path(__file__).parent))
 from chat_client import HELLO, WEATHER, parsed

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.chat import ChatDialect
-from rllm.gateway.wire import (
+from rllm.types.wire import (
     Answer,
     Choice,
     ToolChoice,

@@ -14,7 +14,8 @@ from openai import AsyncOpenAI
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.chat import ChatDialect, ChatReader, ChatUpstream
-from rllm.gateway.wire import (
+from rllm.types.messages import FinishReason
+from rllm.types.wire import (
     Answer,
     CallRequest,
     Dialect,
@@ -23,7 +24,6 @@ from rllm.gateway.wire import (
     ToolMode,
     WireToolCall,
 )
-from rllm.types.messages import FinishReason
 
 sys.path.insert(0, str(Path(__file__).parent))
 from chat_client import EVERYTHING, HELLO, WEATHER, parsed

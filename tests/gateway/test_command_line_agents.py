@@ -20,9 +20,9 @@ import pytest
 from rllm.gateway.local import LocalPolicy
 from rllm.gateway.server import Gateway
 from rllm.gateway.upstream import UpstreamPolicy
-from rllm.gateway.wire import CallRecord, CallStatus, Dialect
 from rllm.inference.scripted import ScriptedClient
 from rllm.types.messages import Message
+from rllm.types.wire import CallRecord, CallStatus, Dialect
 
 SAID_FIRST = "Let me look."
 ANSWER = "The file holds 42."

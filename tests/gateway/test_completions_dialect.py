@@ -19,8 +19,8 @@ from openai.types import Completion
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.completions import CompletionsDialect, CompletionsReader, CompletionsUpstream
-from rllm.gateway.wire import Answer, CallRequest, Choice, Dialect, Piece, TokenLogprob
 from rllm.types.messages import FinishReason
+from rllm.types.wire import Answer, CallRequest, Choice, Dialect, Piece, TokenLogprob
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dialect_server import any_json, places

@@ -14,9 +14,9 @@ import pytest
 from rllm.gateway.local import LocalPolicy
 from rllm.gateway.server import Gateway
 from rllm.gateway.upstream import UpstreamPolicy
-from rllm.gateway.wire import CallStatus, Policy
 from rllm.inference.vllm import VLLMClient
 from rllm.models.builtin import create_model
+from rllm.types.wire import CallStatus, Policy
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_upstream as fake

@@ -10,13 +10,13 @@ from typing import Any
 import orjson
 import pytest
 
-from rllm import redaction
+from rllm.errors import redaction
+from rllm.errors.redaction import hide_key
 from rllm.gateway.dialects.chat import ChatReader
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.server.call_records import Circumstances, records_of
 from rllm.gateway.server.sessions import Session
-from rllm.gateway.wire import CallRecord, CallRequest, CallStatus, Dialect
-from rllm.redaction import hide_key
+from rllm.types.wire import CallRecord, CallRequest, CallStatus, Dialect
 
 PIECE = 12
 LETTERS = string.ascii_letters + string.digits

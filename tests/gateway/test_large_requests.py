@@ -17,8 +17,8 @@ import rllm.gateway.server.gateway
 from rllm.errors import RequestRefused
 from rllm.gateway.local import LocalPolicy
 from rllm.gateway.server import Gateway
-from rllm.gateway.wire import CallRequest
 from rllm.inference.scripted import CodepointTokenizer, ScriptedClient
+from rllm.types.wire import CallRequest
 
 CONTEXT = 400_000
 

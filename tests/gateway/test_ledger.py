@@ -12,7 +12,7 @@ import pytest
 from rllm.errors import ConfigError, CountError
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.ledger.file import hold, open_for_writing
-from rllm.gateway.wire import CallRecord, CallStatus
+from rllm.types.wire import CallRecord, CallStatus
 
 sys.path.insert(0, str(Path(__file__).parent))
 from polling import eventually

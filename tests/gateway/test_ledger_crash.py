@@ -14,13 +14,13 @@ import pytest
 
 from rllm.errors import ConfigError, RunInUseError, StorageError
 from rllm.gateway.ledger import Ledger
-from rllm.gateway.wire import CallRecord
+from rllm.types.wire import CallRecord
 
 CALLS = """
     import asyncio, os, sys
     from pathlib import Path
     from rllm.gateway.ledger import Ledger
-    from rllm.gateway.wire import CallRecord
+    from rllm.types.wire import CallRecord
 
     def call(name, session):
         return CallRecord(

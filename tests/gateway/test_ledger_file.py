@@ -12,7 +12,7 @@ from rllm.errors import ConfigError, StorageError
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.ledger import file as ledger_file
 from rllm.gateway.ledger.file import LEDGER, as_our_own, hold, open_for_reading, open_for_writing
-from rllm.gateway.wire import CallRecord
+from rllm.types.wire import CallRecord
 
 
 def rights(path: Path) -> int:

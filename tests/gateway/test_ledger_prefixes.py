@@ -8,7 +8,7 @@ import pytest
 
 from rllm.gateway.ledger.prefixes import Kept, Tip, Tips, Trail, digest, num_equal_digests, part_digests
 from rllm.gateway.ledger.rows import EncodedCall, encode_call
-from rllm.gateway.wire import CallRecord
+from rllm.types.wire import CallRecord
 
 BLOCK = 1024
 

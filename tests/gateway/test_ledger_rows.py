@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rllm.gateway.ledger.prefixes import Tip, Tips
 from rllm.gateway.ledger.rows import CallRow, decode_call, encode_call
-from rllm.gateway.wire import CallRecord, CallStatus, Dialect
 from rllm.types.messages import LogprobMeaning
+from rllm.types.wire import CallRecord, CallStatus, Dialect
 
 texts = st.text(st.characters(exclude_categories=()), max_size=20)  # halves of surrogate pairs included
 finite = st.floats(allow_nan=False, allow_infinity=False)

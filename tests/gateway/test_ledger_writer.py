@@ -16,7 +16,7 @@ import pytest
 from rllm.errors import CountError, StorageError
 from rllm.gateway.ledger import Ledger, writer
 from rllm.gateway.ledger.writer import LedgerWriter
-from rllm.gateway.wire import CallRecord
+from rllm.types.wire import CallRecord
 
 sys.path.insert(0, str(Path(__file__).parent))
 from polling import eventually

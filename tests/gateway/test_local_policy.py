@@ -12,12 +12,12 @@ import pytest
 
 from rllm.errors import PartialAnswer, RequestRefused
 from rllm.gateway.local import LocalPolicy
-from rllm.gateway.wire import Answer, CallRecord, CallRequest, Choice, Dialect, Piece, ToolChoice, ToolMode
 from rllm.inference.local.client import LocalClient
 from rllm.inference.scripted import ScriptedAnswer, ScriptedClient
 from rllm.models.builtin import create_model
 from rllm.models.directory import load_model
 from rllm.types.messages import FinishReason
+from rllm.types.wire import Answer, CallRecord, CallRequest, Choice, Dialect, Piece, ToolChoice, ToolMode
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_upstream import Session

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.messages import MessagesDialect
-from rllm.gateway.wire import (
+from rllm.types.messages import FinishReason, Message
+from rllm.types.wire import (
     Answer,
     Choice,
 )
-from rllm.types.messages import FinishReason, Message
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dialect_server import DialectServer, calls, events_of, json_values, pieces_of, stream_of, words

@@ -11,7 +11,7 @@ import pytest
 from rllm.gateway.dialects.messages import MessagesDialect
 from rllm.gateway.dialects.tool_input import arguments_of, tool_input
 from rllm.gateway.server.bodies import json_object
-from rllm.gateway.wire import (
+from rllm.types.wire import (
     Answer,
     Choice,
     ToolChoice,

@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.responses import ResponsesDialect
-from rllm.gateway.wire import (
+from rllm.types.messages import FinishReason, Message
+from rllm.types.wire import (
     Answer,
     Choice,
     Piece,
@@ -25,7 +26,6 @@ from rllm.gateway.wire import (
     ToolCallPiece,
     WireToolCall,
 )
-from rllm.types.messages import FinishReason, Message
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dialect_server import DialectServer, calls, events_of, json_values, pieces_of, stream_of, words

@@ -7,7 +7,7 @@ import pytest
 from responses_client import FILES, WEATHER, WEB_SEARCH, parsed, refusal
 
 from rllm.gateway.dialects.responses import ResponsesDialect
-from rllm.gateway.wire import (
+from rllm.types.wire import (
     ToolChoice,
     ToolMode,
 )

@@ -10,13 +10,13 @@ import pytest
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.responses import ResponsesDialect, ResponsesUpstream
-from rllm.gateway.wire import (
+from rllm.types.messages import FinishReason
+from rllm.types.wire import (
     Answer,
     CallRequest,
     Choice,
     Dialect,
 )
-from rllm.types.messages import FinishReason
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dialect_server import calls, events_of, pieces_of, stream_of

@@ -19,7 +19,7 @@ import pytest
 from rllm.errors import ConfigError, RequestRefused, StorageError
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.server import Gateway
-from rllm.gateway.wire import CallRecord, CallStatus, Dialect, WireToolCall
+from rllm.types.wire import CallRecord, CallStatus, Dialect, WireToolCall
 
 sys.path.insert(0, str(Path(__file__).parent))
 from polling import eventually

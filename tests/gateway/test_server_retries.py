@@ -14,7 +14,7 @@ import pytest
 
 from rllm.errors import RequestRefused
 from rllm.gateway.server import Gateway
-from rllm.gateway.wire import CallStatus, WireToolCall
+from rllm.types.wire import CallStatus, WireToolCall
 
 sys.path.insert(0, str(Path(__file__).parent))
 from polling import eventually

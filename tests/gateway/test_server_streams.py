@@ -14,7 +14,7 @@ import pytest
 
 from rllm.errors import PartialAnswer
 from rllm.gateway.server import Gateway, calls
-from rllm.gateway.wire import Answer, CallStatus, Choice, Dialect
+from rllm.types.wire import Answer, CallStatus, Choice, Dialect
 
 sys.path.insert(0, str(Path(__file__).parent))
 from polling import eventually

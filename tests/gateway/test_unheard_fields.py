@@ -9,8 +9,8 @@ import pytest
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.registry import DIALECTS, UPSTREAMS
 from rllm.gateway.local import LocalPolicy
-from rllm.gateway.wire import CallRequest, Dialect
 from rllm.inference.scripted import ScriptedClient
+from rllm.types.wire import CallRequest, Dialect
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_upstream import Session

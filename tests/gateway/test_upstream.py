@@ -13,8 +13,8 @@ import pytest
 from rllm.errors import ConfigError, RequestRefused
 from rllm.gateway.dialects.registry import DIALECTS
 from rllm.gateway.upstream import UpstreamPolicy
-from rllm.gateway.wire import CallRecord, CallRequest, Dialect
 from rllm.types.messages import LogprobMeaning
+from rllm.types.wire import CallRecord, CallRequest, Dialect
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_upstream as fake

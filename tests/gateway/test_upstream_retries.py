@@ -14,7 +14,7 @@ import pytest
 from rllm.errors import PartialAnswer, RequestRefused
 from rllm.gateway.upstream import UpstreamPolicy
 from rllm.gateway.upstream.pool import HealthChecks
-from rllm.gateway.wire import Answer
+from rllm.types.wire import Answer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_upstream as fake

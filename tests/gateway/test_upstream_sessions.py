@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rllm.gateway.upstream import UpstreamPolicy
 from rllm.gateway.upstream.continuity import MAX_BEGINNINGS, MAX_ENDS, Continuity
-from rllm.gateway.wire import CallRecord, CallRequest, Choice, Dialect, WireToolCall
+from rllm.types.wire import CallRecord, CallRequest, Choice, Dialect, WireToolCall
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_upstream as fake

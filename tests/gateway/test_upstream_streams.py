@@ -12,7 +12,7 @@ import pytest
 from rllm.errors import PartialAnswer, RequestRefused
 from rllm.gateway.dialects.registry import DIALECTS
 from rllm.gateway.upstream import UpstreamPolicy
-from rllm.gateway.wire import Dialect, Piece
+from rllm.types.wire import Dialect, Piece
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_upstream as fake

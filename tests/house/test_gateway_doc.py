@@ -24,8 +24,8 @@ from rllm.cli.main import rllm as front_door
 from rllm.gateway.server.counts import Counts
 from rllm.gateway.server.metrics import prometheus_text
 from rllm.gateway.upstream.continuity import UpstreamSegmentReason
-from rllm.gateway.wire import CallRecord
 from rllm.rendering.chat import SegmentReason
+from rllm.types.wire import CallRecord
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = (CHECKOUT / "docs" / "gateway.md").read_text()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOMS = (
-    *("redaction", "errors", "types", "config", "contracts", "algorithms", "rendering"),
+    *("errors", "files", "types", "config", "contracts", "algorithms", "rendering"),
     *("store", "sandbox", "data", "tracking", "models", "distributed", "inference"),
     *("tools", "rewards", "environments", "agents", "gateway"),
     *("workflows", "engine", "eval", "trainer", "integrations"),
@@ -24,10 +24,10 @@ ROOMS = (
 )
 
 NEWER_ROOMS = {
-    *("contracts", "distributed", "integrations", "worker", "view", "published", "__main__"),
+    *("files", "contracts", "distributed", "integrations", "worker", "view", "published", "__main__"),
 }
 """Rooms that were added since arrows are counted; `__main__` is another name of `cli`."""
-MAX_ARROWS = 125
+MAX_ARROWS = 111
 """Pairs of the 23 first rooms of which one imports the other. Lower it when you are below."""
 
 HOMES_OF_LIBRARY = {

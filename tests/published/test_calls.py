@@ -10,8 +10,8 @@ import pytest
 
 import rllm
 from rllm.agents.tool import ToolAgent
-from rllm.data.named_places import AGENT_PLACES, EVALUATOR_PLACES
 from rllm.errors import ConfigError
+from rllm.files.named_places import AGENT_PLACES, EVALUATOR_PLACES
 from rllm.published.browsing import BrowserTaskEnv
 from rllm.published.frozenlake import NumberedLakeEnv
 from rllm.published.programs import DataTask, load_agent

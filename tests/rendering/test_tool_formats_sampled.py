@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
 from rllm.gateway.local import LocalPolicy
-from rllm.gateway.wire import CallRequest, Dialect, Piece, ToolChoice, ToolMode
 from rllm.inference.local.client import LocalClient
 from rllm.models.builtin import create_model
 from rllm.models.directory import load_model
 from rllm.rendering.tools import MARKUP
 from rllm.types.messages import FinishReason
+from rllm.types.wire import CallRequest, Dialect, Piece, ToolChoice, ToolMode
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 from fake_upstream import Session

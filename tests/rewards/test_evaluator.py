@@ -7,8 +7,9 @@ import pytest
 import rllm
 from rllm.errors import ConfigError, RewardError
 from rllm.eval.types import EvalOutput, Signal
-from rllm.rewards.evaluator import Evaluator, as_evaluator, judgement
+from rllm.rewards.evaluator import Evaluator, as_evaluator
 from rllm.types.episode import Episode
+from rllm.types.judgements import judgement
 
 
 @rllm.evaluator

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from rllm.errors import CheckpointError, ConfigError, StorageError
-from rllm.store.files import (
+from rllm.files.atomic import (
     StorageErrors,
     remove_directory_atomic,
     remove_leftovers,
@@ -102,7 +102,7 @@ def test_a_file_size_limit_stops_a_directory_and_leaves_nothing(tmp_path: Path, 
     child = spawn(
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from rllm.store.files import write_directory_atomic\n"
+        "from rllm.files.atomic import write_directory_atomic\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "fill = lambda d: (d / 'weights.bin').write_bytes(bytes(5000))\n"
         "write_directory_atomic(Path(sys.argv[1]), fill)\n",

@@ -11,7 +11,7 @@ import torch
 from rllm.config.schema import CheckpointConfig
 from rllm.distributed import RankGroup
 from rllm.errors import CheckpointError, StorageError
-from rllm.store.files import MANIFEST
+from rllm.files.atomic import MANIFEST
 from rllm.trainer.backends.base import Saveable
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.trainer.checkpoint import Checkpoints, RunState, load_latest, save_checkpoint

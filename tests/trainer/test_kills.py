@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from rllm.files.atomic import MANIFEST, verify_manifest
 from rllm.store.episodes import EpisodeStore
-from rllm.store.files import MANIFEST, verify_manifest
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rllm.store.files import verify_manifest
+from rllm.files.atomic import verify_manifest
 from rllm.store.run_directory import RunDirectory
 
 Ask = Callable[..., dict[str, Any]]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rllm.files.atomic import verify_manifest
 from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.episodes import EpisodeStore
-from rllm.store.files import verify_manifest
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.policies import saved_model_paths

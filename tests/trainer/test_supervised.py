@@ -11,8 +11,8 @@ import pytest
 from rllm.algorithms.losses import ImitationLoss
 from rllm.config.supervised import EpochsConfig
 from rllm.errors import ConfigError, NumericsError
+from rllm.files.atomic import verify_manifest
 from rllm.models.directory import load_model, parameters_sha256
-from rllm.store.files import verify_manifest
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.epochs import Epochs

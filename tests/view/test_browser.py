@@ -24,9 +24,9 @@ from tests.view.conftest import (
 
 from rllm.data.registry import DatasetRegistry
 from rllm.gateway.ledger import Ledger
-from rllm.gateway.wire import CallRecord
 from rllm.store.run_directory import RunDirectory
 from rllm.types.episode import Outcome
+from rllm.types.wire import CallRecord
 from rllm.view.export import exported_page, requests_of
 from rllm.view.server import ViewServer
 from rllm.view.sources import Sources

@@ -14,7 +14,7 @@ import pytest
 from rllm.data.registry import DatasetRegistry
 from rllm.errors import ConfigError
 from rllm.gateway.ledger import Ledger
-from rllm.gateway.wire import CallRecord
+from rllm.types.wire import CallRecord
 from rllm.view.pages import answer
 from rllm.view.server import ViewServer
 from rllm.view.sources import Sources

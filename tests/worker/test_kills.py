@@ -17,7 +17,7 @@ import worker_files as files
 from aiohttp import web
 
 from rllm.gateway.ledger import Ledger
-from rllm.gateway.wire import CallStatus
+from rllm.types.wire import CallStatus
 from rllm.worker.store import RunStore
 
 MAX_ATTEMPTS = 100

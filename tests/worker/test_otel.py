@@ -21,7 +21,7 @@ from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from opentelemetry.trace import SpanKind
 
 from rllm.contracts import read_contract
-from rllm.redaction import hide_key
+from rllm.errors.redaction import hide_key
 from rllm.worker.host import WorkerHost
 from rllm.worker.metrics import prometheus_text
 from rllm.worker.otel import OpenTelemetry

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any, SupportsIndex, overload
 
 from rllm.agents.named import published_agent_successor
-from rllm.data.named_places import AGENT_PLACES
 from rllm.errors import AgentError, ConfigError
+from rllm.files.named_places import AGENT_PLACES
 from rllm.types.call_budget import CallBudget
 from rllm.types.callables import is_async, made_from, name_of, reduced, require_call
 from rllm.types.episode import Episode, Trajectory

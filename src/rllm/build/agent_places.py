@@ -9,8 +9,8 @@ from rllm.agents.base import BaseAgent
 from rllm.agents.flow import ENTRY_POINTS, AgentFlow
 from rllm.agents.named import AGENTS, agent_named
 from rllm.build.actors import is_place
-from rllm.data.named_places import AGENT_PLACES
 from rllm.errors import ConfigError
+from rllm.files.named_places import AGENT_PLACES
 from rllm.types.names import object_named
 from rllm.workflows.workflow import Workflow
 

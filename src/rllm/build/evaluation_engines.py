@@ -35,7 +35,7 @@ from rllm.workflows.workers import opened_workers, worker_contracts
 from rllm.workflows.workflow import Workflow
 
 if TYPE_CHECKING:
-    from rllm.gateway.wire import Policy
+    from rllm.types.wire import Policy
 
 _SERVER_PARALLEL = 64
 """Episodes at the same time, unless somebody says."""

@@ -15,8 +15,8 @@ from rllm.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
-    from rllm.gateway.wire import Policy
     from rllm.inference.vllm_process import ServerProcess
+    from rllm.types.wire import Policy
 
 SERVED_PREFILL = 1024
 """Prompt tokens that a served model reads in one step: those who are being answered wait for no more."""
@@ -38,7 +38,7 @@ def upstream_policy(place: ModelPlace) -> "Policy":
     """A model on a server as what answers the gateway's calls."""
     try:
         from rllm.gateway.upstream import UpstreamPolicy
-        from rllm.gateway.wire import Dialect
+        from rllm.types.wire import Dialect
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "aiohttp", "gateway") from error
     dialect = Dialect.MESSAGES if place.protocol is Protocol.ANTHROPIC else Dialect.CHAT
@@ -67,7 +67,7 @@ def build_gateway(
     try:
         from rllm.gateway.server import Gateway, listening_socket
         from rllm.gateway.upstream import UpstreamPolicy
-        from rllm.gateway.wire import Dialect
+        from rllm.types.wire import Dialect
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "aiohttp", "gateway") from error
     policy = UpstreamPolicy(

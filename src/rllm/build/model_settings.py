@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rllm.data.home import rllm_home
 from rllm.errors import ConfigError, MissingExtraError
-from rllm.store.files import StorageErrors, write_atomic
+from rllm.files.atomic import StorageErrors, write_atomic
+from rllm.files.home import rllm_home
 
 ENVIRONMENT, KEYRING = "env:", "keyring"
 _VERSION = 1

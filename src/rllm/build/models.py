@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rllm.build.providers import BUILTIN, resolve_model
 from rllm.config.schema import InferenceConfig
-from rllm.data.home import rllm_home
 from rllm.errors import ConfigError, MissingExtraError
+from rllm.files.home import rllm_home
 from rllm.store.run_directory import RunDirectory, is_run
 
 if TYPE_CHECKING:

@@ -4,19 +4,20 @@ Models ──one client a model, shared──► WorkerModel: a gateway, whose s
                                        they began with ──switch_to──► sessions from now on have another
 """
 
+import inspect
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_type_hints, is_typeddict
 
 from rllm.agents.flow import ENTRY_POINTS
+from rllm.agents.typed_programs import input_schemas, is_typed, output_schemas, typed_flow, typed_function
 from rllm.build.actors import Actor, actor_named, is_place
 from rllm.build.evaluation_engines import answering, program_client
 from rllm.build.gateways import upstream_policy
 from rllm.build.providers import BUILTIN, ModelPlace, resolve_model
-from rllm.build.typed_programs import is_typed, typed_flow
 from rllm.contracts.contract import Binding
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.trainer.programs import local_policy
@@ -24,7 +25,7 @@ from rllm.types.names import object_named
 
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
-    from rllm.gateway.wire import Answer, CallRequest, Emit, Policy, PolicySession
+    from rllm.types.wire import Answer, CallRequest, Emit, Policy, PolicySession
 
 
 def actor_of(binding: Binding, *, beside: Path, what: str) -> Actor | None:
@@ -58,6 +59,45 @@ def _worker_actor(name: str) -> Actor:
             flow = typed_flow(target)
             return Actor(name=flow.name, flow=flow)
     return actor_named(name)
+
+
+@dataclass(kw_only=True, slots=True)
+class ActorFacts:
+    """Purpose and schemas of a worker, as far as its function tells them; else those of any task."""
+
+    purpose: str = "Execute one task as a bounded worker step."
+    inputs: dict[str, Any] = field(
+        default_factory=lambda: {"task": {"type": "string"}, "context": {"type": "object"}}
+    )
+    mandatory: list[str] = field(default_factory=lambda: ["task", "context"])
+    outputs: dict[str, Any] = field(default_factory=lambda: {"result": {"type": "object"}})
+
+
+def actor_facts(binding: Binding, path: Path) -> ActorFacts:
+    """Purpose and schemas from the signature and the docstring of the actor of the contract at `path`.
+
+    Raises ConfigError as `actor_of` does.
+    """
+    facts = ActorFacts()
+    if not binding.actor:
+        return facts
+    actor = actor_of(binding, beside=path.parent, what=str(path))
+    assert actor is not None, "the binding names one"
+    lines = (inspect.getdoc(actor.source) or "").strip().splitlines()
+    if lines:
+        facts.purpose = " ".join(lines[0].split())
+    if actor.flow is None:
+        return facts
+    function = typed_function(actor.source)
+    if function is not None:
+        facts.inputs, facts.mandatory = input_schemas(function)
+    # A program of a task and a configuration may return an Episode, which says nothing of the outputs.
+    elif not is_typeddict(get_type_hints(actor.flow.function).get("return")):
+        return facts
+    outputs = output_schemas(function or actor.flow.function, actor.name)
+    if outputs is not None:
+        facts.outputs = {name: each for name, each in outputs.items() if name not in ("run_id", "status")}
+    return facts
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -182,7 +222,7 @@ class WorkerModel:
             await served.policy.close()
             await self._models.release(served.model)
 
-    # ---- `rllm.gateway.wire.Policy` ------------------------------------------------------------------------
+    # ---- `rllm.types.wire.Policy` ------------------------------------------------------------------------
 
     async def answer(
         self, request: "CallRequest", session: "PolicySession", emit: "Emit | None" = None

@@ -22,7 +22,7 @@ from rllm.eval.catalogue import benchmark_named
 from rllm.eval.comparison import Change, Comparison
 from rllm.eval.rescoring import Rescored
 from rllm.eval.words import INTERVAL_METHODS, baselines_sentence, instances_sentence
-from rllm.store.files import write_atomic
+from rllm.files.atomic import write_atomic
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.types.episode import Outcome
 from rllm.view.export import default_address, exported_page, requests_of

@@ -13,7 +13,7 @@ from rllm.cli.command import example, json_option, print_json
 from rllm.cli.published_flags import INIT_REFUSED, refused_options
 from rllm.cli.terminal import out, print_next, print_sentence
 from rllm.errors import ConfigError
-from rllm.store.files import StorageErrors
+from rllm.files.atomic import StorageErrors
 
 FILES = {
     "README.md": "README.md.txt",

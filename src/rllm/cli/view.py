@@ -10,7 +10,7 @@ import click
 from rllm.cli.command import example, json_option, print_json, print_json_line
 from rllm.cli.published_flags import accepted_switches
 from rllm.cli.terminal import out, print_sentence
-from rllm.store.files import StorageErrors
+from rllm.files.atomic import StorageErrors
 from rllm.view.export import default_address, exported_page, requests_of
 from rllm.view.sources import Sources
 

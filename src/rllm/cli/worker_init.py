@@ -1,11 +1,9 @@
 """`rllm worker init`: a contract to start from, of rows and of whoever does the work."""
 
-import inspect
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints, is_typeddict
+from typing import Any
 
 import click
 
@@ -61,7 +59,6 @@ _STATUS = {
     "type": "string",
     "enum": ["ok", "retryable_error", "invalid_request", "invalid_output"],
 }
-_PURPOSE = "Execute one task as a bounded worker step."
 _UNBOUND = """Replace the purpose and the schemas with your real task, then name who does it in the front
 matter: `rllm: {program: my_worker.py:solve, model: runs/my-run}`; with a model alone, it answers itself."""
 _BOUND = "Replace the purpose, and look whether the schemas are those of your real task."
@@ -105,7 +102,9 @@ def command(
         raise ConfigError("--output names a column of --rows; give the rows.")
     names: Any = {name: as_the_file_names(value, path) for name, value in binding.items()}
     bound = Binding(**names)
-    actor = _actor_of(bound, path)
+    from rllm.build.workers import actor_facts
+
+    actor = actor_facts(bound, path)
     columns, mandatory = (actor.inputs, actor.mandatory) if rows is None else _columns(rows)
     result = actor.outputs
     if rows is not None and "run_id" in columns:
@@ -133,45 +132,6 @@ def command(
         return
     out().print(f"Wrote {path}")
     print_next(out(), [(["rllm", "worker", "validate", str(path)], "check it")])
-
-
-@dataclass(kw_only=True, slots=True)
-class _ActorFacts:
-    """As far as whoever does the work says them."""
-
-    purpose: str = _PURPOSE
-    inputs: dict[str, Any] = field(
-        default_factory=lambda: {"task": {"type": "string"}, "context": {"type": "object"}}
-    )
-    mandatory: list[str] = field(default_factory=lambda: ["task", "context"])
-    outputs: dict[str, Any] = field(default_factory=lambda: {"result": {"type": "object"}})
-
-
-def _actor_of(binding: Binding, path: Path) -> _ActorFacts:
-    """Purpose and schemas, from the signature and the docstring of whoever does the work."""
-    facts = _ActorFacts()
-    if not binding.actor:
-        return facts
-    from rllm.build.typed_programs import input_schemas, output_schemas, typed_function
-    from rllm.build.workers import actor_of
-
-    actor = actor_of(binding, beside=path.parent, what=str(path))
-    assert actor is not None, "the binding names one"
-    lines = (inspect.getdoc(actor.source) or "").strip().splitlines()
-    if lines:
-        facts.purpose = " ".join(lines[0].split())
-    if actor.flow is None:
-        return facts
-    function = typed_function(actor.source)
-    if function is not None:
-        facts.inputs, facts.mandatory = input_schemas(function)
-    # A program of a task and a configuration may return an Episode, which says nothing of the outputs.
-    elif not is_typeddict(get_type_hints(actor.flow.function).get("return")):
-        return facts
-    outputs = output_schemas(function or actor.flow.function, actor.name)
-    if outputs is not None:
-        facts.outputs = {name: each for name, each in outputs.items() if name not in ("run_id", "status")}
-    return facts
 
 
 def _front_matter(binding: Binding) -> str:

@@ -17,7 +17,7 @@ from rllm.cli.worker_options import as_the_file_names, counting
 from rllm.contracts.binding_edit import with_model
 from rllm.contracts.worker_file import read_contract
 from rllm.errors import ConfigError
-from rllm.store.files import write_atomic
+from rllm.files.atomic import write_atomic
 
 NOT_BETTER = 1
 _RELOAD_S = 600.0

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rllm.data.home import rllm_home
 from rllm.data.unpacking import open_tar
 from rllm.errors import ConfigError
-from rllm.store.files import StorageErrors, write_atomic
+from rllm.files.atomic import StorageErrors, write_atomic
+from rllm.files.home import rllm_home
 
 TRIES = 3
 TIMEOUT_S = 30.0

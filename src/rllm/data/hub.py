@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.data.home import rllm_home
 from rllm.errors import ConfigError, MissingExtraError
-from rllm.store.files import StorageErrors
+from rllm.files.atomic import StorageErrors
+from rllm.files.home import rllm_home
 
 log = logging.getLogger(__name__)
 

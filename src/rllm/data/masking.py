@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rllm.redaction import values_without_keys, without_keys
+from rllm.errors.redaction import values_without_keys, without_keys
 
 _PERSONAL = {
     # A word without a domain is taken whole as well: one of megabytes is not searched again from each letter.

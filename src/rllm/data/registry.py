@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from rllm.data.dataset import Dataset
-from rllm.data.home import rllm_home
 from rllm.data.published_names import own_name
 from rllm.data.rows import jsonl_bytes, read_rows
 from rllm.errors import ConfigError
-from rllm.store.files import StorageErrors, write_atomic
+from rllm.files.atomic import StorageErrors, write_atomic
+from rllm.files.home import rllm_home
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 VERSION = 1

@@ -21,7 +21,7 @@ from typing import Any
 from rllm.data.jsonl import read_jsonl, require_unicode
 from rllm.data.unpacking import Allowance, gunzip
 from rllm.errors import ConfigError
-from rllm.store.files import write_atomic
+from rllm.files.atomic import write_atomic
 
 FORMATS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _BYTES = "$bytes"

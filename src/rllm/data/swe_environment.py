@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rllm.data.home import rllm_home
 from rllm.data.swe_repository import PLACE, Repository
 from rllm.data.swe_rows import SWETask
 from rllm.errors import ConfigError
+from rllm.files.home import rllm_home
 from rllm.sandbox.archive import unpack_layer
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox

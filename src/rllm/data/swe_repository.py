@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from rllm.data.home import rllm_home
 from rllm.data.swe_rows import ARCHIVES, SWETask
 from rllm.data.unpacking import Archive
 from rllm.errors import ConfigError
+from rllm.files.atomic import write_atomic
+from rllm.files.home import rllm_home
 from rllm.sandbox.made_once import made_once
-from rllm.store.files import write_atomic
 
 PLACE = "/testbed"
 """Where the repository lies in every world."""

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rllm.data.dockerfile import DockerLine, fill, fill_line, instructions_of, pairs_of
-from rllm.data.home import rllm_home
 from rllm.data.image import Image, home_of, user_of
 from rllm.data.image_bases import require_fitting
 from rllm.data.image_copies import (
@@ -37,6 +36,7 @@ from rllm.data.image_copies import (
 )
 from rllm.data.image_stages import stages_of
 from rllm.errors import ConfigError
+from rllm.files.home import rllm_home
 from rllm.sandbox.interpreter import SYSTEM_PYTHON
 from rllm.sandbox.launch import is_privileged
 from rllm.sandbox.layer_build import BuildStep, build_layer, registries_are_reachable

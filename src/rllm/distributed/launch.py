@@ -25,7 +25,7 @@ from types import FrameType
 from typing import IO, Any, Protocol
 
 from rllm.errors import ConfigError
-from rllm.redaction import without_keys
+from rllm.errors.redaction import without_keys
 from rllm.store.run_directory import is_run
 
 POLL_S = 0.1

@@ -18,10 +18,10 @@ from typing import Any
 
 from rllm.engine.step_matching import match_by_content
 from rllm.errors import AgentError
-from rllm.gateway.wire import CallRecord, CallStatus
 from rllm.types.call_budget import CallBudget, exhausted_limit
 from rllm.types.episode import Episode, Step, Trajectory
 from rllm.types.messages import FinishReason, ModelOutput, ToolCall
+from rllm.types.wire import CallRecord, CallStatus
 
 _DEFAULT_ROLE = Trajectory().name
 _MOST_IDS_SHOWN = 8

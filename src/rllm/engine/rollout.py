@@ -38,10 +38,10 @@ from rllm.errors import ActionError, AgentError, ContextLengthError, RewardError
 from rllm.inference.call_retries import CallPatience, answer_of
 from rllm.inference.client import ModelClient, ModelSession, Tools, takes_tools
 from rllm.inference.reading import no_tools
-from rllm.rewards.evaluator import finite_number
 from rllm.types.budget import BudgetExceeded, BudgetMeter, TokenBudget
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Action, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
+from rllm.types.judgements import finite_number
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams
 from rllm.types.task import EpisodeId
 

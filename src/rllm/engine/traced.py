@@ -44,14 +44,15 @@ from rllm.errors import (
     SandboxError,
     error_text,
 )
-from rllm.gateway.wire import CallRecord
-from rllm.rewards.evaluator import Evaluator, as_evaluator, finite_number
+from rllm.rewards.evaluator import Evaluator, as_evaluator
 from rllm.types.call_budget import REASONS, CallBudget
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Episode, Outcome, TerminationEvent, TerminationReason
 from rllm.types.evaluation import EvalOutput
+from rllm.types.judgements import finite_number
 from rllm.types.messages import SamplingParams
 from rllm.types.task import AgentConfig, EpisodeId, Task, task_of
+from rllm.types.wire import CallRecord
 
 PROGRAM, EVALUATOR = "program", "evaluator"
 """Where an episode failed: `info["error"]["place"]`; else at the model."""

@@ -28,9 +28,9 @@ from rllm.engine.step_claims import claim_steps
 from rllm.errors import AgentError, ConfigError, InferenceError, error_text, shorten
 from rllm.inference.call_retries import CallPatience
 from rllm.inference.rollout_engine import Client, RecordedCall, RoleSettings, RolloutEngine
-from rllm.rewards.evaluator import finite_number
 from rllm.types.budget import BudgetExceeded, TokenBudget
 from rllm.types.episode import Episode, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
+from rllm.types.judgements import finite_number
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, Task
 from rllm.workflows.workers import (

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rllm.errors import AgentError
-from rllm.rewards.evaluator import finite_number
+from rllm.types.judgements import finite_number
 
 CUT_OFF = "TimeLimit.truncated"
 """Key of `info`: True where a limit ended the episode, in Gym's own spelling for its four-value form."""

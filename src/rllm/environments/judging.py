@@ -19,7 +19,7 @@ import numpy as np
 
 from rllm.errors import ConfigError, RewardError, RllmError
 from rllm.rewards.clock import grading
-from rllm.rewards.evaluator import finite_number
+from rllm.types.judgements import finite_number
 
 RewardFn = Callable[[dict[str, Any], Any], Any]
 """(task, answer) -> a number, a Grade, or anything with `reward`."""

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rllm.errors import MissingExtraError
-from rllm.gateway.wire import Answer, CallRecord, CallRequest, CallStatus, Choice, Dialect, Piece, Policy
+from rllm.types.wire import Answer, CallRecord, CallRequest, CallStatus, Choice, Dialect, Piece, Policy
 
 if TYPE_CHECKING:
     from rllm.gateway.ledger import Ledger

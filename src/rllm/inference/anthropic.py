@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm.errors import ConfigError, InferenceError
+from rllm.errors.redaction import hide_key
 from rllm.inference.client import StatelessSession, Tools
 from rllm.inference.openai_http import HttpRefusal, ServerHttp
-from rllm.redaction import hide_key
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, ToolCall
 
 VERSION = "2023-06-01"

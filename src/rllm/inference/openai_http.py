@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypeVar
 
 from rllm.errors import ConfigError, ContextLengthError, InferenceError, MissingExtraError
-from rllm.redaction import hide_key, may_hold_key, values_without_keys, without_keys
+from rllm.errors.redaction import hide_key, may_hold_key, values_without_keys, without_keys
 
 try:
     import aiohttp

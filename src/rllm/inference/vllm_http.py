@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm.errors import ConfigError, InferenceError
+from rllm.errors.redaction import without_keys
 from rllm.inference.openai_http import HttpRefusal, Response, ServerHttp, WhichConnection, json_or_none
 from rllm.inference.sse import EventSplitter
-from rllm.redaction import without_keys
 from rllm.types.messages import LogprobMeaning, SamplingParams
 
 

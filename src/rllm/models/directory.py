@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rllm.errors import ArchitectureError, ConfigError, ModelDirectoryError
+from rllm.files.atomic import MANIFEST, write_directory_atomic
 from rllm.models.decoder import Attend, Decoder, DecoderShape
 from rllm.models.foreign import json_object, require_no_code, require_plain_files
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer
-from rllm.store.files import MANIFEST, write_directory_atomic
 
 INDEX = "model.safetensors.index.json"
 

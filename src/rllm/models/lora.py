@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from rllm.config.lora import LoraConfig
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError, choices_of
+from rllm.files.atomic import write_directory_atomic
 from rllm.models.decoder import Decoder
 from rllm.models.directory import LoadedModel
-from rllm.store.files import write_directory_atomic
 
 NAME = "default"
 """peft's name of the one adapter of a model object."""

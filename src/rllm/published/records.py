@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from rllm.eval.pass_at_k import pass_at_k
-from rllm.store.files import write_atomic
+from rllm.files.atomic import write_atomic
 from rllm.types.episode import Episode, Trajectory
 
 log = logging.getLogger(__name__)

@@ -8,21 +8,18 @@ A reward of None, NaN, infinity or text is a RewardError that names the evaluato
 
 import difflib
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Mapping
-from numbers import Real
 from typing import Any, SupportsIndex, overload
 
-import numpy as np
-
-from rllm.data.named_places import EVALUATOR_PLACES
-from rllm.errors import ConfigError, RewardError
+from rllm.errors import ConfigError
+from rllm.files.named_places import EVALUATOR_PLACES
 from rllm.rewards.evaluators import GraderEvaluator
 from rllm.rewards.grade import Grader
 from rllm.rewards.graders import GRADERS, grader_named
 from rllm.types.callables import is_async, made_from, name_of, reduced, require_call
 from rllm.types.episode import Episode
-from rllm.types.evaluation import EvalOutput, Signal
+from rllm.types.evaluation import EvalOutput
+from rllm.types.judgements import judgement
 from rllm.types.names import object_named
 from rllm.types.task import Task
 
@@ -154,55 +151,3 @@ def load_evaluator(name: str) -> Evaluator:
             f"There is no evaluator `{name}`; did you mean the grader `{nearest[0]}`?"
         ) from error
     return as_evaluator(evaluator)
-
-
-def judgement(result: Any, source: str) -> EvalOutput:
-    """An evaluator's result as an EvalOutput with finite numbers. Raises RewardError naming `source`."""
-    if isinstance(result, EvalOutput):
-        return _require_finite(result, source)
-    if isinstance(result, bool | np.bool_):
-        return EvalOutput(reward=float(result), is_correct=bool(result))
-    if isinstance(result, tuple):
-        if len(result) != 2:
-            raise RewardError(
-                f"{source} returned a tuple of {len(result)} values; return (reward, is_correct)."
-            )
-        return _require_finite(EvalOutput(reward=result[0], is_correct=result[1]), source)
-    reward = finite_number(result, f"{source} returned", "the reward")
-    return EvalOutput(reward=reward, is_correct=reward > 0.0)
-
-
-def finite_number(value: Any, source: str, as_what: str) -> float:
-    """`value` as a float. Raises RewardError for what is no finite real number."""
-    if type(value) is float and math.isfinite(value):  # of an abstract class, isinstance is slow
-        return value
-    if isinstance(value, Real | np.bool_):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if math.isfinite(number):
-            return number
-    raise RewardError(
-        f"{source} {value!r:.200} (a {type(value).__name__}) as {as_what}; it must be a finite number."
-    )
-
-
-def _require_finite(output: EvalOutput, source: str) -> EvalOutput:
-    if not isinstance(output.is_correct, bool | np.bool_):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise RewardError(
-            f"{source} returned {output.is_correct!r:.200} as `is_correct`; it must be True or False."
-        )
-    for signal in output.signals:
-        if not isinstance(signal, Signal):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RewardError(f"{source} returned {signal!r:.200} as a signal; return Signal(name, value).")
-    source_text = f"{source} returned"
-    return EvalOutput(
-        reward=finite_number(output.reward, source_text, "the reward"),
-        is_correct=bool(output.is_correct),
-        signals=[
-            Signal(each.name, finite_number(each.value, source_text, f"signal `{each.name}`"), each.metadata)
-            for each in output.signals
-        ],
-        metadata=output.metadata,
-    )

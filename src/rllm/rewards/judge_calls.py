@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rllm.errors import ConfigError, RewardError
+from rllm.files.atomic import write_atomic
 from rllm.inference.call_retries import CallPatience, answer_of
 from rllm.inference.client import ModelClient
 from rllm.inference.rollout_engine import RolloutEngine
 from rllm.rewards.extraction import final_text
 from rllm.rewards.schema import json_text, strict_json
-from rllm.store.files import write_atomic
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams
 
 T = TypeVar("T")

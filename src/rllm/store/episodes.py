@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any
 
 from rllm.errors import ConfigError
+from rllm.files.atomic import refused_write
 from rllm.store.encoding import EpisodeRow, StepRow, decode_episode, encode_episode
-from rllm.store.files import refused_write
 from rllm.store.images import forget_unused_images, load_images, save_images
 from rllm.store.migrations import (
     FIRST_WITH_IMAGES,

@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any
 
 from rllm.errors import ConfigError, RunInUseError, StorageError
-from rllm.store.files import StorageErrors, remove_leftovers, write_atomic
+from rllm.files.atomic import StorageErrors, remove_leftovers, write_atomic
 
 CONFIG, STORE, LOCK = "config.json", "store.sqlite", "lock"
 

@@ -9,7 +9,7 @@ call that took too long; a server that is gone is an MCPServerError, which fails
 import re
 from typing import Any
 
-from rllm.redaction import without_keys
+from rllm.errors.redaction import without_keys
 from rllm.tools.base import Tool, ToolOutput
 from rllm.tools.mcp_content import read_result
 from rllm.tools.mcp_sessions import CallRefused, CallTimeout, MCPLease, MCPPool, MCPServer, MCPServerError

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.errors import ConfigError, RllmError
-from rllm.redaction import hide_key, holds_key
+from rllm.errors.redaction import hide_key, holds_key
 
 _DEFAULT_SESSIONS = 64
 _WAYS = ("command", "url", "target")

@@ -19,7 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm.errors import ConfigError, RllmError
-from rllm.redaction import bytes_without_keys, hide_key, may_hold_key, values_without_keys, without_keys
+from rllm.errors.redaction import (
+    bytes_without_keys,
+    hide_key,
+    may_hold_key,
+    values_without_keys,
+    without_keys,
+)
 from rllm.tools.base import ToolError
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024

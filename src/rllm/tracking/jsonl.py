@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rllm.errors import ConfigError
-from rllm.store.files import StorageErrors, write_atomic
+from rllm.files.atomic import StorageErrors, write_atomic
 from rllm.tracking.base import Metric
 
 _OWN_KEYS = ("phase", "step", "time_s")

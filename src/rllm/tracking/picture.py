@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from rllm.errors import MissingExtraError
-from rllm.store.files import write_atomic
+from rllm.files.atomic import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

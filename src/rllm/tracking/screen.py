@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from rllm.redaction import escaped
+from rllm.errors.redaction import escaped
 
 
 class Screen(Console):

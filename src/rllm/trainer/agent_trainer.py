@@ -31,8 +31,8 @@ from rllm.environments.base import BaseEnv
 from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.eval.task_facts import TaskFacts
+from rllm.files.atomic import require_free_space
 from rllm.store.episodes import EpisodeStore
-from rllm.store.files import require_free_space
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen

@@ -29,7 +29,7 @@ from typing import Any
 
 from rllm.config.schema import CheckpointConfig
 from rllm.distributed import ALONE, RankGroup, world_size
-from rllm.store.files import (
+from rllm.files.atomic import (
     StorageErrors,
     remove_directory_atomic,
     remove_leftovers,

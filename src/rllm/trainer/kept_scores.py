@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from rllm.errors import CheckpointError
-from rllm.store.files import write_atomic
+from rllm.files.atomic import write_atomic
 from rllm.trainer.reference import Scorer
 from rllm.types.sample import TrainingSample
 

@@ -19,7 +19,7 @@ from rllm.inference.client import TokenClient
 
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
-    from rllm.gateway.wire import Policy
+    from rllm.types.wire import Policy
 
 PROGRAM_DEFAULTS: dict[str, Any] = {
     "inference": {"lockstep": False, "max_context": 2048},

@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from rllm.config.lora import LoraConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.errors import CheckpointError
+from rllm.files.atomic import verify_manifest, write_directory_atomic
 from rllm.models.directory import load_model
 from rllm.models.lora import with_adapter
-from rllm.store.files import verify_manifest, write_directory_atomic
 from rllm.trainer.backends.scoring import score_rows
 from rllm.trainer.policies import PolicyModel
 from rllm.types.sample import TrainingSample

@@ -10,8 +10,8 @@ from rllm.config.loader import config_dict, load_config
 from rllm.config.optimizer import OptimizerConfig
 from rllm.config.schema import ModelConfig, TrainConfig
 from rllm.errors import ConfigError
+from rllm.files.atomic import write_atomic
 from rllm.store.episodes import EpisodeStore
-from rllm.store.files import write_atomic
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics, truncate_after
 from rllm.trainer.checkpoint import RunState, remove_old

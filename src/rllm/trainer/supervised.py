@@ -37,7 +37,7 @@ from rllm.config.policies import ONLY_POLICY
 from rllm.config.supervised import SupervisedConfig
 from rllm.distributed import world_size
 from rllm.errors import ConfigError
-from rllm.store.files import require_free_space
+from rllm.files.atomic import require_free_space
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen

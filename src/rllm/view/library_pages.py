@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rllm.build.model_settings import ModelSettings
-from rllm.data.home import rllm_home
 from rllm.data.registry import DatasetRegistry, require_dataset
 from rllm.errors import ConfigError
+from rllm.files.home import rllm_home
 from rllm.store.run_directory import RunDirectory
 from rllm.view.messages import shown_message, shown_value
 from rllm.view.query import Query

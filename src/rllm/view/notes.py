@@ -7,9 +7,9 @@ import json
 import threading
 from typing import Any
 
-from rllm.data.home import rllm_home
 from rllm.errors import ConfigError
-from rllm.store.files import StorageErrors, write_atomic
+from rllm.files.atomic import StorageErrors, write_atomic
+from rllm.files.home import rllm_home
 from rllm.view.sources import Sources
 
 MAX_TAGS, MAX_TAG_CHARS, MAX_NOTE_CHARS = 20, 40, 10_000

@@ -31,11 +31,11 @@ except ModuleNotFoundError as error:
 
     raise MissingExtraError(error.name or "starlette", "view") from error
 
-from rllm.data.home import rllm_home
 from rllm.errors import RllmError
+from rllm.files.atomic import StorageErrors
+from rllm.files.home import rllm_home
 from rllm.gateway.server.auth import is_loopback, require_guarded
 from rllm.gateway.server.listening import listening_socket
-from rllm.store.files import StorageErrors
 from rllm.view.export import exported_page
 from rllm.view.notes import keep_note
 from rllm.view.pages import answer

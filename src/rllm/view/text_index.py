@@ -15,10 +15,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rllm.data.home import rllm_home
 from rllm.errors import ConfigError
+from rllm.files.atomic import StorageErrors
+from rllm.files.home import rllm_home
 from rllm.store.browsing import EpisodeBrowser, EpisodeFilter
-from rllm.store.files import StorageErrors
 from rllm.store.run_directory import RunDirectory
 
 MAX_HITS = 1_000

@@ -19,9 +19,9 @@ from rllm.build.workers import WorkerModel
 from rllm.contracts.answering import read_answer
 from rllm.engine.program_threads import OutOfTime, ProgramEnd, ProgramRunner
 from rllm.errors import InferenceError
-from rllm.gateway.wire import CallRecord, CallStatus
 from rllm.types.episode import Episode, Trajectory
 from rllm.types.task import AgentConfig, Task
+from rllm.types.wire import CallRecord, CallStatus
 from rllm.worker.response import ErrorCode, RunError
 
 _MAX_MESSAGE = 2000

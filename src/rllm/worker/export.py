@@ -20,7 +20,7 @@ from rllm.contracts.contract import RunStatus
 from rllm.data.curation import CleanRows, PastConversation, RowKind, preference_rows, sft_row
 from rllm.errors import ConfigError
 from rllm.gateway.ledger import Ledger
-from rllm.gateway.wire import CallRecord, CallStatus
+from rllm.types.wire import CallRecord, CallStatus
 from rllm.worker.store import RunStore
 
 RUN_FIELDS = (

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 from rllm.contracts.contract import Contract
 from rllm.errors import MissingExtraError
-from rllm.gateway.wire import CallRecord, CallStatus
-from rllm.redaction import without_keys
+from rllm.errors.redaction import without_keys
+from rllm.types.wire import CallRecord, CallStatus
 from rllm.worker.attempt import (
     OWN_PROVIDER,
     AttemptResult,

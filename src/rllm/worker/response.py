@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from rllm.contracts.contract import RunStatus
-from rllm.redaction import without_keys
+from rllm.errors.redaction import without_keys
 
 
 class ErrorCode(StrEnum):

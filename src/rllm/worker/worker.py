@@ -7,9 +7,9 @@ from typing import Any
 
 from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
-from rllm.data.home import rllm_home
 from rllm.engine.event_loop import run
 from rllm.errors import ConfigError
+from rllm.files.home import rllm_home
 from rllm.worker.host import WorkerHost
 from rllm.worker.response import WorkerResponse
 from rllm.worker.telemetry import Telemetry

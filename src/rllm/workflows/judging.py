@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
-from rllm.rewards.evaluator import judgement
 from rllm.types.callables import is_async, name_of, require_call
 from rllm.types.evaluation import EvalOutput
+from rllm.types.judgements import judgement
 from rllm.types.messages import Message
 from rllm.workflows.workflow import Workflow
 

@@ -36,8 +36,8 @@ from rllm.data.swe_factory.sources import Source, open_source
 from rllm.data.swe_factory.splits import SPLITS, splits_of
 from rllm.data.swe_rows import ROWS_FILE, SWETask
 from rllm.errors import ConfigError, CountError
+from rllm.files.atomic import write_atomic
 from rllm.sandbox.backends import require_backend
-from rllm.store.files import write_atomic
 
 MANIFEST, TASKS, WORK, SOURCES = "manifest.json", "tasks.jsonl", ".build", "sources"
 FORMAT = 1

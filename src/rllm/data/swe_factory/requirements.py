@@ -19,10 +19,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rllm.data.home import rllm_home
 from rllm.data.swe_environment import python_version
 from rllm.data.swe_factory.project import Project, require_plain
 from rllm.errors import ConfigError
+from rllm.files.home import rllm_home
 from rllm.sandbox.made_once import made_once
 
 PYTEST = "pytest"

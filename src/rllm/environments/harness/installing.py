@@ -17,9 +17,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rllm.data.home import rllm_home
 from rllm.environments.harness.spec import HOME, HarnessSpec
 from rllm.errors import ConfigError
+from rllm.files.home import rllm_home
 from rllm.sandbox.interpreter import Interpreter, interpreter, interpreter_at
 from rllm.sandbox.made_once import made_once
 

@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from rllm.errors import RequestRefused
-from rllm.gateway.wire import Answer, CallRequest, Dialect, Piece
+from rllm.types.wire import Answer, CallRequest, Dialect, Piece
 
 
 class StreamWriter(Protocol):

@@ -49,7 +49,7 @@ from rllm.gateway.dialects.openai_upstream import (
     request_fields,
     text_of,
 )
-from rllm.gateway.wire import (
+from rllm.types.wire import (
     Answer,
     CallRequest,
     Choice,

@@ -11,8 +11,8 @@ import orjson
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.openai_fields import Fields
-from rllm.gateway.wire import ToolChoice, ToolMode
 from rllm.types.messages import Message
+from rllm.types.wire import ToolChoice, ToolMode
 
 _ROLES = {
     "system": "system",

@@ -14,7 +14,7 @@ from rllm.gateway.dialects.openai_upstream import (
     text_of,
     token_id_of,
 )
-from rllm.gateway.wire import TokenLogprob, ToolCallPiece
+from rllm.types.wire import TokenLogprob, ToolCallPiece
 
 
 def hear(choice_read: HeardChoice, choice: dict[str, Any], delta: dict[str, Any]) -> list[ToolCallPiece]:

@@ -39,7 +39,8 @@ from rllm.gateway.dialects.openai_upstream import (
     text_of,
     token_id_of,
 )
-from rllm.gateway.wire import (
+from rllm.types.messages import FinishReason
+from rllm.types.wire import (
     Answer,
     CallRequest,
     Choice,
@@ -49,7 +50,6 @@ from rllm.gateway.wire import (
     completion_id,
     unix_time,
 )
-from rllm.types.messages import FinishReason
 
 _IDLE: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),

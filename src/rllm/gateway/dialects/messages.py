@@ -28,7 +28,7 @@ from rllm.gateway.dialects.openai_fields import (
     penalties,
     refusal,
 )
-from rllm.gateway.wire import Answer, CallRequest, Choice, Dialect
+from rllm.types.wire import Answer, CallRequest, Choice, Dialect
 
 __all__ = ["MessagesDialect", "MessagesUpstream"]
 

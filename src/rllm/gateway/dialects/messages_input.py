@@ -15,8 +15,8 @@ import orjson
 
 from rllm.gateway.dialects.openai_fields import Fields, refusal
 from rllm.gateway.dialects.tool_input import arguments_of
-from rllm.gateway.wire import ToolChoice, ToolMode
 from rllm.types.messages import Message
+from rllm.types.wire import ToolChoice, ToolMode
 
 BILLING_LINE = "x-anthropic-billing-header:"
 """Claude Code puts such a line before its system prompt, with a number that changes at every request. It is

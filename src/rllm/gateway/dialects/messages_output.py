@@ -10,8 +10,8 @@ from typing import Any
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.tool_input import tool_input
-from rllm.gateway.wire import CallRequest, Choice, WireToolCall
 from rllm.types.messages import FinishReason
+from rllm.types.wire import CallRequest, Choice, WireToolCall
 
 SIGNATURE = "rllm"
 """Stands where Anthropic signs a thought: clients do not send back a thought without a signature."""

@@ -10,8 +10,8 @@ from typing import Any
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.openai_fields import mend_of
 from rllm.gateway.dialects.tool_input import tool_input
-from rllm.gateway.wire import CallRequest, ToolMode
 from rllm.types.messages import Message
+from rllm.types.wire import CallRequest, ToolMode
 
 DEFAULT_MAX_TOKENS = 8_192
 """The protocol demands a limit; this one is within what every hosted model of it can do since 2024."""

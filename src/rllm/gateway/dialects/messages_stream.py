@@ -25,7 +25,7 @@ from rllm.gateway.dialects.messages_output import (
 )
 from rllm.gateway.dialects.server_events import event_up_to, server_event
 from rllm.gateway.dialects.tool_input import tool_input
-from rllm.gateway.wire import Answer, CallRequest, Choice, Piece, WireToolCall
+from rllm.types.wire import Answer, CallRequest, Choice, Piece, WireToolCall
 
 _PING = server_event({"type": "ping"})
 _PIECES_PER_PING = 16

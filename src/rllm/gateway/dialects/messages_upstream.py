@@ -17,7 +17,8 @@ from rllm.gateway.dialects.messages_request import translate
 from rllm.gateway.dialects.openai_upstream import bad_reply, error_of, request_fields, text_of
 from rllm.gateway.dialects.server_events import as_it_came
 from rllm.gateway.dialects.tool_input import arguments_of
-from rllm.gateway.wire import (
+from rllm.types.messages import FinishReason
+from rllm.types.wire import (
     Answer,
     CallRequest,
     Choice,
@@ -28,7 +29,6 @@ from rllm.gateway.wire import (
     completion_id,
     unix_time,
 )
-from rllm.types.messages import FinishReason
 
 NO_IDS = (
     "The upstream was asked through /v1/messages, a protocol without token ids. To train on its answers, "

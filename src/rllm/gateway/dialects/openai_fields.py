@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm.errors import RequestRefused
-from rllm.gateway.wire import CallRequest
+from rllm.types.wire import CallRequest
 
 MAX_CHOICES = 128
 """Upper limit of `n`, as in the OpenAI API."""

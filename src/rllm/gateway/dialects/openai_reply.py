@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from rllm.errors import RequestRefused
-from rllm.gateway.wire import TokenLogprob
 from rllm.types.messages import FinishReason
+from rllm.types.wire import TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 UNLIKELY = -9999.0

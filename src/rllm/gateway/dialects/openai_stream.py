@@ -23,7 +23,7 @@ from rllm.gateway.dialects.openai_upstream import (
     text_of,
 )
 from rllm.gateway.dialects.server_events import as_it_came
-from rllm.gateway.wire import Answer, CallRequest, Dialect, Piece, completion_id, unix_time
+from rllm.types.wire import Answer, CallRequest, Dialect, Piece, completion_id, unix_time
 
 _LONGEST_DONE = 32
 """Bytes of `[DONE]` with whatever space is around it."""

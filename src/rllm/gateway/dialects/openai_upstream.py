@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 
 from rllm.errors import RequestRefused
-from rllm.gateway.wire import Answer, CallRequest, Choice, TokenLogprob, WireToolCall
 from rllm.types.messages import FinishReason
+from rllm.types.wire import Answer, CallRequest, Choice, TokenLogprob, WireToolCall
 
 NO_IDS = (
     "The upstream gave no {what}. vLLM from 0.10.2 on gives them when asked for `return_token_ids: true` and "

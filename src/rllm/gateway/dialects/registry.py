@@ -5,7 +5,7 @@ from rllm.gateway.dialects.chat import ChatDialect, ChatUpstream
 from rllm.gateway.dialects.completions import CompletionsDialect, CompletionsUpstream
 from rllm.gateway.dialects.messages import MessagesDialect, MessagesUpstream
 from rllm.gateway.dialects.responses import ResponsesDialect, ResponsesUpstream
-from rllm.gateway.wire import Dialect
+from rllm.types.wire import Dialect
 
 DIALECTS: dict[Dialect, ClientDialect] = {
     Dialect.CHAT: ChatDialect(),

@@ -24,7 +24,7 @@ from rllm.gateway.dialects.responses_input import chat_tools, chosen_tools, inpu
 from rllm.gateway.dialects.responses_output import finished, output_items, response_head
 from rllm.gateway.dialects.responses_stream import ResponsesWriter
 from rllm.gateway.dialects.responses_upstream import ResponsesUpstream
-from rllm.gateway.wire import Answer, CallRequest, Choice, Dialect
+from rllm.types.wire import Answer, CallRequest, Choice, Dialect
 
 __all__ = ["ResponsesDialect", "ResponsesUpstream"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.openai_fields import Fields, refusal
-from rllm.gateway.wire import ToolChoice, ToolMode
 from rllm.types.messages import Message
+from rllm.types.wire import ToolChoice, ToolMode
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_OF_PART = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}

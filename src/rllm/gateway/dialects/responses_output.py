@@ -12,8 +12,8 @@ from typing import Any
 
 from rllm.gateway.dialects.openai_reply import UNLIKELY
 from rllm.gateway.dialects.responses_input import namespaces
-from rllm.gateway.wire import CallRequest, Choice, TokenLogprob, ToolMode, WireToolCall
 from rllm.types.messages import FinishReason
+from rllm.types.wire import CallRequest, Choice, TokenLogprob, ToolMode, WireToolCall
 
 _STATUS = {
     FinishReason.LENGTH: "incomplete",

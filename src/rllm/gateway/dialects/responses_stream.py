@@ -28,7 +28,7 @@ from rllm.gateway.dialects.responses_output import (
     text_part,
 )
 from rllm.gateway.dialects.server_events import event_up_to, server_event
-from rllm.gateway.wire import Answer, CallRequest, Choice, Piece, TokenLogprob, ToolCallPiece, WireToolCall
+from rllm.types.wire import Answer, CallRequest, Choice, Piece, TokenLogprob, ToolCallPiece, WireToolCall
 
 _DELTA = {
     "reasoning": "response.reasoning_text.delta",

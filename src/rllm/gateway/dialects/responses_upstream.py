@@ -15,7 +15,8 @@ from rllm.errors import RequestRefused
 from rllm.gateway.dialects.openai_upstream import bad_reply, error_in_reply, error_of, request_fields, text_of
 from rllm.gateway.dialects.responses_input import flat_name
 from rllm.gateway.dialects.server_events import as_it_came
-from rllm.gateway.wire import (
+from rllm.types.messages import FinishReason
+from rllm.types.wire import (
     Answer,
     CallRequest,
     Choice,
@@ -25,7 +26,6 @@ from rllm.gateway.wire import (
     completion_id,
     unix_time,
 )
-from rllm.types.messages import FinishReason
 
 NO_IDS = (
     "The upstream was asked through /v1/responses, a protocol without token ids. To train on its answers, "

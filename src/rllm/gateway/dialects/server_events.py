@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from rllm.gateway.wire import Piece
+from rllm.types.wire import Piece
 
 
 def server_event(data: dict[str, Any]) -> bytes:

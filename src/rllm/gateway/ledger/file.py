@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rllm.errors import ConfigError, RunInUseError, StorageError
-from rllm.store.files import sync_directory
+from rllm.files.atomic import sync_directory
 from rllm.store.run_directory import RunDirectory, pid_in, take_lock
 
 LEDGER, LOCK = "ledger.sqlite", "ledger.lock"

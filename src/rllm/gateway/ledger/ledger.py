@@ -31,8 +31,8 @@ from rllm.gateway.ledger.file import (
 )
 from rllm.gateway.ledger.rows import CallRow, decode_call, require_json
 from rllm.gateway.ledger.writer import LedgerWriter, add_to_totals
-from rllm.gateway.wire import CallRecord, CallStatus
 from rllm.store.run_directory import RunDirectory
+from rllm.types.wire import CallRecord, CallStatus
 
 _COLUMNS = f"call, {', '.join(CallRow._fields)}"
 _IDLE_READERS = 4

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rllm.errors import MissingExtraError
+from rllm.errors.redaction import bytes_without_keys, hints_at_key, may_hold_key, values_without_keys
 from rllm.gateway.ledger.file import name_bytes, name_of
 from rllm.gateway.ledger.numbers import (
     ID_BYTES,
@@ -33,8 +34,7 @@ from rllm.gateway.ledger.numbers import (
     unpack_versions,
 )
 from rllm.gateway.ledger.prefixes import Beginning, Kept, Tip, Trail, digest, part_digests
-from rllm.gateway.wire import CallRecord, CallStatus
-from rllm.redaction import bytes_without_keys, hints_at_key, may_hold_key, values_without_keys
+from rllm.types.wire import CallRecord, CallStatus
 
 try:
     import orjson

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from rllm.errors import CountError
+from rllm.errors.redaction import num_known_keys
 from rllm.gateway.ledger.file import as_our_own, name_bytes, name_of, open_for_writing
 from rllm.gateway.ledger.prefixes import Tips
 from rllm.gateway.ledger.rows import CallRow, EncodedCall, encode_call
-from rllm.gateway.wire import CallRecord, CallStatus
-from rllm.redaction import num_known_keys
+from rllm.types.wire import CallRecord, CallStatus
 
 _MOST_PER_COMMIT = 1024
 _MOST_GATHERED = 64

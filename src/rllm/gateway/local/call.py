@@ -14,7 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllm.gateway.local.token_requests import TEMPLATE_VARIABLES, Reader
-from rllm.gateway.wire import (
+from rllm.inference.client import TokenPiece
+from rllm.rendering.chat import ChatRenderer
+from rllm.rendering.conversations import ConversationTree, Turn
+from rllm.rendering.tools import ParsedAnswer, StreamEvent
+from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
+from rllm.types.wire import (
     Answer,
     CallRecord,
     CallRequest,
@@ -25,11 +30,6 @@ from rllm.gateway.wire import (
     ToolCallPiece,
     WireToolCall,
 )
-from rllm.inference.client import TokenPiece
-from rllm.rendering.chat import ChatRenderer
-from rllm.rendering.conversations import ConversationTree, Turn
-from rllm.rendering.tools import ParsedAnswer, StreamEvent
-from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
 
 _MAX_TREES = 16
 

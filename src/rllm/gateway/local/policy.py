@@ -37,7 +37,14 @@ from rllm.gateway.local.token_requests import (
     template_variables,
 )
 from rllm.gateway.offload import OffLoop
-from rllm.gateway.wire import (
+from rllm.inference.client import TokenClient, max_prompt_chars
+from rllm.rendering.chat import ChatRenderer
+from rllm.rendering.conversations import Turn
+from rllm.rendering.images import MAX_REQUEST_BYTES
+from rllm.rendering.tools import ToolFormat
+from rllm.types.draws import draw_seed
+from rllm.types.messages import ModelOutput, SamplingParams
+from rllm.types.wire import (
     Answer,
     CallRequest,
     Choice,
@@ -47,13 +54,6 @@ from rllm.gateway.wire import (
     completion_id,
     unix_time,
 )
-from rllm.inference.client import TokenClient, max_prompt_chars
-from rllm.rendering.chat import ChatRenderer
-from rllm.rendering.conversations import Turn
-from rllm.rendering.images import MAX_REQUEST_BYTES
-from rllm.rendering.tools import ToolFormat
-from rllm.types.draws import draw_seed
-from rllm.types.messages import ModelOutput, SamplingParams
 
 _SESSION_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 _STATE = "local"
@@ -67,7 +67,7 @@ _HISTORY = _SHORT_CHARS + 1
 
 
 class LocalPolicy:
-    """Implements `rllm.gateway.wire.Policy`.
+    """Implements `rllm.types.wire.Policy`.
 
     Any model name is answered by the one model there is, so that programs with a name written into them run
     unchanged; the answer carries the name that was asked for. `sends_seeds=False` is for a client whose

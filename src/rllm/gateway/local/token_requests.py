@@ -8,9 +8,9 @@ from typing import Any
 
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.openai_fields import MAX_CHOICES, mend_of, short_repr
-from rllm.gateway.wire import CallRequest, ToolMode
 from rllm.rendering.tools import AnswerStream, ParsedAnswer, PlainFormat, ToolFormat
 from rllm.types.content import IMAGE_TYPES, is_image_part
+from rllm.types.wire import CallRequest, ToolMode
 
 MAX_TOP_LOGPROBS = 20
 TEMPLATE_VARIABLES = "chat_template_kwargs"

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rllm.errors import RequestRefused
-from rllm.gateway.wire import Answer, CallRecord, CallRequest, CallStatus
 from rllm.types.call_budget import CallBudget, exhausted_code
+from rllm.types.wire import Answer, CallRecord, CallRequest, CallStatus
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

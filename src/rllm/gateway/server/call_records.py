@@ -13,7 +13,9 @@ from rllm.errors import RequestRefused
 from rllm.gateway.dialects.openai_reply import UNLIKELY
 from rllm.gateway.dialects.registry import UPSTREAMS
 from rllm.gateway.server.sessions import Session
-from rllm.gateway.wire import (
+from rllm.inference.sse import EventSplitter
+from rllm.types.messages import FinishReason, Message
+from rllm.types.wire import (
     Answer,
     CallRecord,
     CallRequest,
@@ -27,8 +29,6 @@ from rllm.gateway.wire import (
     completion_id,
     unix_time,
 )
-from rllm.inference.sse import EventSplitter
-from rllm.types.messages import FinishReason, Message
 
 
 @dataclass(kw_only=True, slots=True)

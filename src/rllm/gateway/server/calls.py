@@ -28,7 +28,7 @@ from rllm.gateway.server.counts import Counts
 from rllm.gateway.server.delivery import KEEP_ALIVE_S, EventSink
 from rllm.gateway.server.retries import Placement, Retries
 from rllm.gateway.server.sessions import Session
-from rllm.gateway.wire import (
+from rllm.types.wire import (
     Answer,
     CallRecord,
     CallRequest,

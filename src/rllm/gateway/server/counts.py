@@ -5,7 +5,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from rllm.errors import CountError
-from rllm.gateway.wire import CallStatus
+from rllm.types.wire import CallStatus
 
 BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _RECENT_S = 60

@@ -17,8 +17,8 @@ from multidict import CIMultiDict
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.base import ClientDialect, StreamWriter
 from rllm.gateway.server.paths import MethodNotAllowed
-from rllm.gateway.wire import Answer, CallRequest, Dialect, Piece, completion_id, unix_time
 from rllm.types.call_budget import exhausted_limit
+from rllm.types.wire import Answer, CallRequest, Dialect, Piece, completion_id, unix_time
 
 KEEP_ALIVE_S = 15.0
 _JSON = "application/json"

@@ -14,7 +14,7 @@ from aiohttp import web
 from rllm.errors import RequestRefused
 from rllm.gateway.dialects.registry import DIALECTS
 from rllm.gateway.server.delivery import error_response
-from rllm.gateway.wire import Dialect
+from rllm.types.wire import Dialect
 
 _MAX_CHARS = 200
 _SILENT_TIMES = 4

@@ -17,7 +17,7 @@ from rllm.gateway.server.calls import Calls, session_closed
 from rllm.gateway.server.delivery import json_response, send
 from rllm.gateway.server.paths import session_id
 from rllm.gateway.server.sessions import SessionRegistry, budget_of, unknown_session
-from rllm.gateway.wire import CallRecord
+from rllm.types.wire import CallRecord
 
 _PAGE, _MAX_PAGE = 100, 1000
 _CHUNK_BYTES = 256 << 10

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from rllm.errors import RequestRefused
-from rllm.gateway.wire import Dialect
+from rllm.types.wire import Dialect
 
 DEFAULT_SESSION = "default"
 

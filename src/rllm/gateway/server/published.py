@@ -24,7 +24,7 @@ from rllm.gateway.server.delivery import json_response
 from rllm.gateway.server.management import Management
 from rllm.gateway.server.paths import Endpoint, Route, session_id
 from rllm.gateway.server.sessions import SessionRegistry
-from rllm.gateway.wire import CallRecord, CallStatus, Policy
+from rllm.types.wire import CallRecord, CallStatus, Policy
 
 _MAX_SESSIONS = 1000
 _MAX_TRACES = 10_000

@@ -14,7 +14,7 @@ from rllm.errors import RequestRefused
 from rllm.gateway.dialects.responses import ResponsesDialect
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.server.call_records import answer_of
-from rllm.gateway.wire import CallRecord, CallRequest, CallStatus, Dialect
+from rllm.types.wire import CallRecord, CallRequest, CallStatus, Dialect
 
 _DIALECT = ResponsesDialect()
 

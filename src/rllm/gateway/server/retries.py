@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from rllm.gateway.ledger import Ledger
-from rllm.gateway.wire import CallRecord, Dialect
+from rllm.types.wire import CallRecord, Dialect
 
 _REQUESTS_REMEMBERED = 50_000
 

@@ -19,8 +19,8 @@ from typing import Any
 from rllm.errors import RequestRefused, choices_of
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.server.budgets import SessionBudget
-from rllm.gateway.wire import CallRecord
 from rllm.types.call_budget import CallBudget, budget_problem
+from rllm.types.wire import CallRecord
 
 MAX_IDLE_SESSIONS = 4096
 _MAX_CLOSED_IDS = 100_000
@@ -29,7 +29,7 @@ _EVICTIONS_AT_ONCE = 8
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Implements `rllm.gateway.wire.PolicySession`."""
+    """Implements `rllm.types.wire.PolicySession`."""
 
     id: str
     ledger: Ledger

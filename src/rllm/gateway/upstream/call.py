@@ -20,12 +20,12 @@ import aiohttp
 import orjson
 
 from rllm.errors import PartialAnswer, RequestRefused
+from rllm.errors.redaction import bytes_without_keys, hints_at_key
 from rllm.gateway.dialects.base import StreamReader, UpstreamDialect
 from rllm.gateway.upstream.http import Dropped, HttpClient, SlowToConnect, TooLarge, Unreachable
-from rllm.gateway.wire import Answer, CallRequest, Emit, Piece
 from rllm.inference.sse import EventSplitter
-from rllm.redaction import bytes_without_keys, hints_at_key
 from rllm.types.messages import FinishReason
+from rllm.types.wire import Answer, CallRequest, Emit, Piece
 
 RETRIED = frozenset({429, 502, 503, 504, 529})
 """Statuses that another try may change. 529 is Anthropic's 503."""

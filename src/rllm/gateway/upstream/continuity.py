@@ -19,7 +19,6 @@ from enum import StrEnum
 
 import orjson
 
-from rllm.gateway.wire import CallRecord, CallRequest, CallStatus, Choice
 from rllm.rendering.chat import SegmentReason
 from rllm.rendering.conversation_index import (
     ConversationIndex,
@@ -28,6 +27,7 @@ from rllm.rendering.conversation_index import (
     put_bounded,
 )
 from rllm.types.messages import Message
+from rllm.types.wire import CallRecord, CallRequest, CallStatus, Choice
 
 MAX_ENDS = 1024
 """Answers whose ids (or whose text) are remembered, of one session."""

@@ -10,7 +10,7 @@ from rllm.gateway.dialects.base import UpstreamDialect
 from rllm.gateway.upstream.http import Dropped, HttpClient, Unreachable
 from rllm.gateway.upstream.pool import Upstream
 from rllm.gateway.upstream.server_facts import Known
-from rllm.gateway.wire import CallRequest, Dialect
+from rllm.types.wire import CallRequest, Dialect
 
 _COUNTED = ("model", "messages", "system", "tools", "tool_choice", "thinking")
 _TOKENIZED = ("model", "messages", "prompt", "tools")

@@ -18,8 +18,8 @@ import aiohttp
 import orjson
 from aiohttp.http_exceptions import HttpProcessingError
 
+from rllm.errors.redaction import bytes_without_keys
 from rllm.gateway.files import raised_file_limit
-from rllm.redaction import bytes_without_keys
 
 KEEP_ALIVE_S = 4.0
 """Shorter than the 5 s of uvicorn, and so of vLLM: who closes a connection first is not surprised."""

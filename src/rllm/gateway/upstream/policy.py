@@ -18,6 +18,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from rllm.errors import ConfigError, PartialAnswer, RequestRefused, choices_of
+from rllm.errors.redaction import hide_key
 from rllm.gateway.dialects.openai_fields import require_no_seed
 from rllm.gateway.dialects.registry import UPSTREAMS
 from rllm.gateway.upstream.call import Failed, UpstreamCall, ask
@@ -28,8 +29,7 @@ from rllm.gateway.upstream.pool import HealthChecks, Upstream, UpstreamPool
 from rllm.gateway.upstream.retry_waits import RetryWaits, Tries
 from rllm.gateway.upstream.seeds import Draws
 from rllm.gateway.upstream.server_facts import CAPTURES, Known, added_fields, all_models
-from rllm.gateway.wire import Answer, CallRequest, Dialect, Emit, PolicySession
-from rllm.redaction import hide_key
+from rllm.types.wire import Answer, CallRequest, Dialect, Emit, PolicySession
 
 MAX_BODY_BYTES = 128 << 20
 _MAX_TOKEN_ID = 2**31 - 1
@@ -42,7 +42,7 @@ _ANTHROPIC_VERSION = "2023-06-01"
 
 
 class UpstreamPolicy:
-    """Implements `rllm.gateway.wire.Policy`.
+    """Implements `rllm.types.wire.Policy`.
 
     `dialect` is what the servers are spoken to in; bare prompts go to `/completions` of servers that speak
     chat. `capture` names what the gateway asks for itself (`logprobs`, `token_ids`, `usage`); None means all

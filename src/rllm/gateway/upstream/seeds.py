@@ -14,9 +14,9 @@ from typing import Any
 import orjson
 
 from rllm.errors import RequestRefused
-from rllm.gateway.wire import CallRecord, CallRequest, CallStatus
 from rllm.types.draws import draw_seed
 from rllm.types.messages import Message
+from rllm.types.wire import CallRecord, CallRequest, CallStatus
 
 MAX_PROMPTS = 8192
 """That are remembered, of one session."""

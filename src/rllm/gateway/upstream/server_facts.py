@@ -17,8 +17,8 @@ from typing import Any
 from rllm.errors import RequestRefused
 from rllm.gateway.upstream.http import HttpClient
 from rllm.gateway.upstream.pool import Upstream
-from rllm.gateway.wire import CallRequest
 from rllm.types.messages import LogprobMeaning
+from rllm.types.wire import CallRequest
 
 CAPTURES = frozenset({"logprobs", "token_ids", "usage"})
 _WITHOUT_IDS = frozenset({"logprobs", "usage"})

@@ -16,9 +16,9 @@ from typing import Any
 
 from rllm.errors import AgentError, ConfigError, MissingExtraError, RewardError, SandboxError
 from rllm.integrations.task_program import INPUT, TaskProgram
-from rllm.rewards.evaluator import finite_number
 from rllm.rewards.workers import WorkerPool, WorkerStatus
 from rllm.types.episode import Episode, Step, TerminationReason, Trajectory
+from rllm.types.judgements import finite_number
 from rllm.types.names import object_named
 from rllm.types.task import AgentConfig, Task
 

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 # Ray has no public way to its workers' lines but the terminal; `require_installed` holds its version.
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
-from rllm.redaction import escaped, without_keys
+from rllm.errors.redaction import escaped, without_keys
 
 TO_TERMINAL, TO_FILE = "ray_print_logs", "rllm_cluster_log"
 """Names of handlers of workers' lines: Ray's own, and ours."""

@@ -20,6 +20,7 @@ from rllm.config.lora import LoraConfig
 from rllm.config.optimizer import OptimizerConfig
 from rllm.config.schema import TrainConfig
 from rllm.errors import CheckpointError, ConfigError, InferenceError, ModelDirectoryError, NumericsError
+from rllm.files.atomic import write_directory_atomic
 from rllm.integrations.tinker.client import TinkerClient
 from rllm.integrations.tinker.keys import is_published, translated
 from rllm.integrations.tinker.requirements import SUPPORTS, require_supported
@@ -28,7 +29,6 @@ from rllm.integrations.tinker.tokenizers import require_same_tokenizer
 from rllm.integrations.tinker.translation import scoring_arrays, service_loss, update_arrays
 from rllm.models.directory import LoadedModel, describe_model, load_model, save_model
 from rllm.models.lora import load_adapter, with_adapter
-from rllm.store.files import write_directory_atomic
 from rllm.types.draws import draw_seed
 from rllm.types.sample import TrainingSample
 

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from rllm.errors import RewardError
-from rllm.rewards.evaluator import finite_number
+from rllm.types.judgements import finite_number
 
 _ERRORS: ContextVar[list[tuple[str, Exception]]] = ContextVar("scorer_errors")
 

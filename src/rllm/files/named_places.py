@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.data.home import rllm_home
 from rllm.errors import ConfigError
-from rllm.store.files import StorageErrors, write_atomic
+from rllm.files.atomic import StorageErrors, write_atomic
+from rllm.files.home import rllm_home
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VERSION = 1

@@ -33,7 +33,7 @@ Much of it was said by others, who may quote keys, so no message is made with on
 import difflib
 from collections.abc import Iterable
 
-from rllm.redaction import escaped, without_keys
+from rllm.errors.redaction import escaped, without_keys
 
 
 def choices_of(value: object, names: Iterable[str]) -> str:
@@ -196,7 +196,7 @@ class RequestRefused(RllmError):
 class PartialAnswer(RllmError):
     """Raised when an answer broke off: the upstream dropped the connection, or the engine failed on the way.
 
-    `answer` (rllm.gateway.wire.Answer) holds what had arrived.
+    `answer` (rllm.types.wire.Answer) holds what had arrived.
     """
 
     def __init__(self, message: str, answer: object = None) -> None:
