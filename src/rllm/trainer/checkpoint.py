@@ -23,6 +23,7 @@ import platform
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,9 @@ def _about(root: Path) -> dict[str, Any]:
     }
 
 
+@cache
 def _version(package: str) -> str:
+    """Empty where it is not installed; finding out reads all that the package says of itself."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -11,6 +11,7 @@ that goes on with others says so, and has both in its record.
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rllm.config.schema import LOCAL, TrainConfig
@@ -102,15 +103,18 @@ def keep_machine(directory: RunDirectory, mine: RunMachine, device: str, num_byt
         return before[-1]
     if changes:
         log.warning("The run goes on with other kernels than it had: %s.", "; ".join(changes))
-    from rllm.models.peak import peak_bytes_per_s, peak_flops
-
-    entry = replace(
-        mine,
-        peak_flops=peak_flops(device, mine.dtype),
-        peak_bytes_per_s=peak_bytes_per_s(device, mine.dtype, num_bytes),
-    )
+    flops, bytes_per_s = _peaks(device, mine.dtype, num_bytes, mine.threads)
+    entry = replace(mine, peak_flops=flops, peak_bytes_per_s=bytes_per_s)
     directory.write_machines([asdict(each) for each in (*before, entry)])
     return entry
+
+
+@cache  # runs that one process makes one after the other have the same machine
+def _peaks(device: str, dtype: str, num_bytes: int, num_threads: int) -> tuple[float, float]:
+    """(floating-point operations, bytes) a second at most, with torch's threads as they are."""
+    from rllm.models.peak import peak_bytes_per_s, peak_flops
+
+    return peak_flops(device, dtype), peak_bytes_per_s(device, dtype, num_bytes)
 
 
 def machine_of(config: TrainConfig, policies: "Policies", from_step: int) -> RunMachine | None:
