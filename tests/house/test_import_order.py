@@ -7,6 +7,7 @@ importlib may import any module of ours whose name stands in its strings, so it 
 """
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -24,9 +25,11 @@ ROOMS = (
 )
 
 NEWER_ROOMS = {
-    *("files", "contracts", "distributed", "integrations", "worker", "view", "published", "__main__"),
+    **{"files": 1, "contracts": 2, "distributed": 3, "view": 12, "worker": 15, "integrations": 16},
+    **{"published": len(ROOMS), "__main__": 1},
 }
-"""Rooms that were added since arrows are counted; `__main__` is another name of `cli`."""
+"""Rooms that were added since arrows are counted -> how many others each leans on at most. Five are wanted:
+lower a number when you are below. `published` is names of all rooms, `__main__` another name of `cli`."""
 MAX_ARROWS = 111
 """Pairs of the 23 first rooms of which one imports the other. Lower it when you are below."""
 
@@ -217,11 +220,16 @@ def test_no_room_imports_one_that_stands_after_it(house: SourceTree) -> None:
 
 
 def test_the_first_rooms_lean_on_no_more_others_than_before(house: SourceTree) -> None:
-    counted = {rooms: places for rooms, places in arrows(house).items() if not NEWER_ROOMS & {*rooms}}
+    counted = {rooms: places for rooms, places in arrows(house).items() if not NEWER_ROOMS.keys() & {*rooms}}
     rare = {rooms: places for rooms, places in counted.items() if len(places) <= 2}
     assert len(counted) <= MAX_ARROWS, (
         f"pass a value, or move a function to its room; these rest on little: {rare}"
     )
+
+
+def test_a_newer_room_leans_on_no_more_others_than_before(house: SourceTree) -> None:
+    leans_on = Counter(room for room, _ in arrows(house))
+    assert {room: leans_on[room] for room, most in NEWER_ROOMS.items() if leans_on[room] > most} == {}
 
 
 def test_every_import_is_absolute(house: SourceTree) -> None:
