@@ -43,7 +43,7 @@ def shared(world: World, count: int, **arguments: Any) -> Iterator[tuple[str, st
 def test_no_instance_is_in_two_splits(subtests: pytest.Subtests) -> None:
     for name in NAMES:
         with subtests.test(name=name):
-            assert list(shared(world_named(name), 12)) == []
+            assert list(shared(world_named(name), 6)) == []
 
 
 def test_a_world_knows_what_an_instance_is_and_what_simple_policies_come_to(

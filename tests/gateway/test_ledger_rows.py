@@ -108,7 +108,7 @@ def stored_and_read(records: list[CallRecord]) -> tuple[list[CallRecord], list[C
     return list(read.values()), rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(records)
 def test_any_call_is_read_back_as_it_was(record: CallRecord) -> None:
     before = copy.deepcopy(record)
@@ -175,7 +175,7 @@ def next_calls(first: CallRecord) -> st.SearchStrategy[list[CallRecord]]:
     return following()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(records.flatmap(next_calls))
 def test_calls_that_share_any_beginning_are_read_back_as_they_were(calls: list[CallRecord]) -> None:
     read, _ = stored_and_read(calls)

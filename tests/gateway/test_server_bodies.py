@@ -381,7 +381,7 @@ async def test_no_body_makes_the_server_fail(serve: Serve) -> None:
 
     async with aiohttp.ClientSession() as http:
 
-        @settings(max_examples=150)
+        @settings(max_examples=60)
         @given(path=st.sampled_from(POSTS), body=BODIES)
         def fuzz(path: str, body: bytes) -> None:
             asyncio.run_coroutine_threadsafe(post(http, path, body), loop).result()
