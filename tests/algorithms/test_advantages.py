@@ -196,6 +196,10 @@ def test_a_table_by_hand() -> None:
     assert pass_at_k_advantages(np.array([1.0, 1.0, 0.0, 0.0]), k=2) == pytest.approx(
         [4 / 3, 4 / 3, 0.0, 0.0]
     )
+    for size, k in ((2, 2), (3, 2), (6, 3), (9, 4)):  # without a k: half of the group, 2 at least
+        rewards_G = np.arange(float(size))
+        assert pass_at_k_advantages(rewards_G).tolist() == pass_at_k_advantages(rewards_G, k=k).tolist()
+    rewards_G = np.array([1.0, 0.0, 0.0, 0.0])
     assert opo_advantages(rewards_G, np.array([6.0, 2.0, 2.0, 2.0])).tolist() == [0.5, -0.5, -0.5, -0.5]
 
 

@@ -1,6 +1,7 @@
 """The doctor of algorithms: what is sound passes, and each way of being wrong has a check that finds it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,10 +113,13 @@ def test_each_way_of_being_wrong_has_its_check(subtests: pytest.Subtests) -> Non
 
 
 def test_a_random_loss_is_not_repeatable() -> None:
-    def loss(tokens: TokenInputs) -> Tensor:
-        return -_ratio(tokens) * tokens.advantages_M * torch.rand(len(tokens.new_M), dtype=torch.float64)
+    def loss(tokens: TokenInputs, num_random: int) -> Tensor:
+        factor_M = torch.ones_like(tokens.new_M)
+        factor_M[:num_random] = torch.rand(len(factor_M[:num_random]), dtype=torch.float64)
+        return -_ratio(tokens) * tokens.advantages_M * factor_M
 
-    assert "repeatable" in _failed(check_loss(loss))
+    for num_random in (1, 1_000):
+        assert "repeatable" in _failed(check_loss(partial(loss, num_random=num_random)))
 
 
 def test_the_claims_of_a_loss_are_held_against_it() -> None:

@@ -442,8 +442,9 @@ def test_equal_states_have_equal_keys_however_they_are_written() -> None:
     assert state_of(Step(observation=one)) == state_of(Step(observation=other))
     other["board"][20, 20] = 1.0
     assert state_of(Step(observation=one)) != state_of(Step(observation=other))
-    keyed = {1: "a", "b": {(2, 3): 4}}
+    keyed: dict[Any, Any] = {1: "a", "b": [{(2, 3): 4}, 5]}
     assert state_of(Step(observation=keyed)) == state_of(Step(observation=dict(reversed(keyed.items()))))
+    assert state_of(Step(observation=keyed)) != state_of(Step(observation=keyed | {"b": [{(2, 3): 5}, 5]}))
 
 
 def test_where_no_environment_is_known_the_state_is_what_the_model_was_last_told() -> None:

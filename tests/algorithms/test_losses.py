@@ -371,6 +371,8 @@ def test_ones_own_loss_may_see_bounds_and_step_and_bounds_that_it_does_not_see_a
     given = tokens()
     found = policy_loss(config, AlgorithmContext(config=config, step=4, total_steps=9)).terms(given)
     assert found.tolist() == pytest.approx((given.new_M * 0.25 + 4 + 1).tolist())
+    closed = AlgorithmContext(config=AlgorithmConfig(clip_low=0.0, clip_high=0.0))
+    assert (closed.clip_low, closed.clip_high) == (0.0, 0.0)
     made = AlgorithmConfig(loss=f"{path}:Made")
     assert (
         policy_loss(made, AlgorithmContext(total_steps=9)).terms(given).tolist() == (given.new_M * 9).tolist()

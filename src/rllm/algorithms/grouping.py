@@ -325,7 +325,6 @@ def _turn_of(member: _Member, turn: int) -> Attempt:
         num_tokens_K=member.attempt.num_tokens_K[turn : turn + 1],
         turn_rewards_K=returns_1,
         returns_K=returns_1,
-        states_K=member.attempt.states_K[turn : turn + 1],
         group=(member.attempt.group << 32) + turn,
     )
 

@@ -257,7 +257,7 @@ class KTOLoss:
     beta: float = 0.1
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
-    kl: float = 0.0
+    kl: float
     aggregation: str = "group_mean"
 
     needs_every_row = True
