@@ -250,6 +250,7 @@ def test_a_statement_shows_the_behaviour_and_no_line_of_a_test(made: tuple[Path,
         assert not any(each.rpartition("::")[2] in text for each in row["FAIL_TO_PASS"])
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_bytes_however_it_was_interrupted(
     made: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -260,6 +261,7 @@ def test_the_same_seed_makes_the_same_bytes_however_it_was_interrupted(
         assert (tmp_path / "out" / name).read_bytes() == (folder / "out" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_how_long_tests_took(tmp_path: Path) -> None:
     """More tests fail than a statement shows, and each of them takes another time in every run."""
     test = "import random, time\nfrom pkg import tools\nDRAWN = random.SystemRandom()\n" + "".join(

@@ -99,6 +99,7 @@ class SourceTree:
         self.package = root.name
         self.files = {self._module_name(path): path for path in sorted(root.rglob("*.py"))}
         self.trees = {name: ast.parse(path.read_text(), str(path)) for name, path in self.files.items()}
+        self._imports: dict[str, list[Import]] = {}
 
     def _module_name(self, path: Path) -> str:
         parts = path.relative_to(self.root).with_suffix("").parts
@@ -110,13 +111,15 @@ class SourceTree:
     def room(self, module: str) -> str:
         return module.split(".")[1] if "." in module else ""
 
-    def imports(self, module: str) -> Iterator[Import]:
+    def imports(self, module: str) -> list[Import]:
         """Every absolute import in the file, wherever it stands."""
-        statements = list(self._import_statements(module))
-        yield from statements
-        yield from self._import_calls(module)
-        if any(each.module.split(".")[0] == "importlib" for each in statements):
-            yield from self._modules_in_strings(module)
+        if module not in self._imports:
+            statements = list(self._import_statements(module))
+            found = [*statements, *self._import_calls(module)]
+            if any(each.module.split(".")[0] == "importlib" for each in statements):
+                found += self._modules_in_strings(module)
+            self._imports[module] = found
+        return self._imports[module]
 
     def _import_statements(self, module: str) -> Iterator[Import]:
         for node in ast.walk(self.trees[module]):

@@ -6,7 +6,7 @@ Docstrings begin with an imperative or a noun phrase. The budgets only fall: low
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -47,6 +47,7 @@ DOUBLE_CLASS_NAMES = {"Environment"}
 """Public class names that still stand for two things."""
 
 
+@cache
 def is_participle(name: str) -> bool:
     word = name.strip("_")
     if "_" in word or not word.islower() or word in STANDARD | NO_PARTICIPLES:
@@ -54,9 +55,9 @@ def is_participle(name: str) -> bool:
     return IRREGULAR.fullmatch(word) is not None or word.endswith("ed")
 
 
-def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def bound_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """Variables, parameters, functions and attributes that a file binds, with their lines."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name, node.lineno
@@ -67,16 +68,19 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 @cache
-def trees(checkout: Path) -> list[tuple[Path, ast.Module]]:
-    """The files of the package, relative to it, as syntax trees."""
+def trees(checkout: Path) -> list[tuple[Path, list[ast.AST]]]:
+    """The files of the package, relative to it, as the nodes of their syntax trees."""
     source = checkout / "src" / "rllm"
-    return [(file.relative_to(source), ast.parse(file.read_text())) for file in sorted(source.rglob("*.py"))]
+    return [
+        (file.relative_to(source), list(ast.walk(ast.parse(file.read_text()))))
+        for file in sorted(source.rglob("*.py"))
+    ]
 
 
 def test_no_room_has_more_bare_participles_than_before(checkout: Path) -> None:
     counts, places = Counter[str](), defaultdict[str, list[str]](list)
-    for file, tree in trees(checkout):
-        for name, line in bound_names(tree):
+    for file, nodes in trees(checkout):
+        for name, line in bound_names(nodes):
             if is_participle(name):
                 counts[file.parts[0]] += 1
                 places[file.parts[0]].append(f"{file}:{line} {name}")
@@ -93,8 +97,8 @@ def num_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_no_more_functions_are_wide_than_before(checkout: Path) -> None:
     wide = [
         f"{file}:{node.lineno} {node.name}"
-        for file, tree in trees(checkout)
-        for node in ast.walk(tree)
+        for file, nodes in trees(checkout)
+        for node in nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and num_parameters(node) >= 8
     ]
     assert len(wide) <= MAX_WIDE_FUNCTIONS, wide
@@ -102,8 +106,8 @@ def test_no_more_functions_are_wide_than_before(checkout: Path) -> None:
 
 def test_a_public_class_name_has_one_meaning(checkout: Path) -> None:
     homes = defaultdict[str, set[str]](set)
-    for file, tree in trees(checkout):
-        for node in ast.walk(tree):
+    for file, nodes in trees(checkout):
+        for node in nodes:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].add(str(file))
     doubles = {name: files for name, files in homes.items() if len(files) > 1}
@@ -112,9 +116,9 @@ def test_a_public_class_name_has_one_meaning(checkout: Path) -> None:
     }
 
 
-def docstrings(tree: ast.AST) -> Iterator[str]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Texts behind the heads of modules, classes and functions, and behind values."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield text
@@ -125,8 +129,8 @@ def docstrings(tree: ast.AST) -> Iterator[str]:
 def test_docstrings_begin_with_an_imperative_or_a_noun_phrase(checkout: Path) -> None:
     interrogative = [
         f"{file}: {text}"
-        for file, tree in trees(checkout)
-        for text in docstrings(tree)
+        for file, nodes in trees(checkout)
+        for text in docstrings(nodes)
         if re.match(r"(What|Who|Of|How|Why)\b", text)
     ]
     assert interrogative == []

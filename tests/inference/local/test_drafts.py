@@ -52,7 +52,7 @@ def require_same(mine: ModelOutput, other: ModelOutput) -> None:
     assert mine.policy_versions == other.policy_versions
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10**6),
     num_new=st.lists(st.integers(1, 50), min_size=1, max_size=3),
