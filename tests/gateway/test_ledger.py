@@ -11,7 +11,7 @@ import pytest
 
 from rllm.errors import ConfigError, CountError
 from rllm.gateway.ledger import Ledger
-from rllm.gateway.ledger.file import hold, open_for_writing
+from rllm.gateway.ledger.file import open_for_writing
 from rllm.types.wire import CallRecord, CallStatus
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -539,6 +539,6 @@ def test_a_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_a_commit_returns_only_when_it_is_on_the_disk_itself(tmp_path: Path) -> None:
-    with hold(tmp_path), closing(open_for_writing(tmp_path / "ledger.sqlite")) as connection:
+    with closing(open_for_writing(tmp_path / "ledger.sqlite")) as connection:
         (level,) = connection.execute("PRAGMA synchronous").fetchone()
     assert level == 2  # FULL: a crash of the machine loses no answered call, not only one of the process

@@ -11,7 +11,7 @@ import pytest
 from rllm.errors import ConfigError, StorageError
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.ledger import file as ledger_file
-from rllm.gateway.ledger.file import LEDGER, as_our_own, hold, open_for_reading, open_for_writing
+from rllm.gateway.ledger.file import LEDGER, as_our_own, open_for_reading, open_for_writing
 from rllm.types.wire import CallRecord
 
 
@@ -20,7 +20,7 @@ def rights(path: Path) -> int:
 
 
 def test_a_ledger_is_durable_bounded_and_waits_for_others(tmp_path: Path) -> None:
-    with hold(tmp_path), closing(open_for_writing(tmp_path / LEDGER)) as connection:
+    with closing(open_for_writing(tmp_path / LEDGER)) as connection:
         settings = {
             name: connection.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("synchronous", "journal_mode", "wal_autocheckpoint", "journal_size_limit")

@@ -29,14 +29,14 @@ NEWER_ROOMS = {
     "contracts": 2,
     "distributed": 3,
     "view": 12,
-    "worker": 15,
+    "worker": 14,
     "integrations": 16,
     "published": len(ROOMS),
     "__main__": 1,
 }
 """Rooms that were added since arrows are counted -> how many others each leans on at most. Five are wanted:
 lower a number when you are below. `published` is names of all rooms, `__main__` another name of `cli`."""
-MAX_ARROWS = 111
+MAX_ARROWS = 110
 """Pairs of the 23 first rooms of which one imports the other. Lower it when you are below."""
 
 HOMES_OF_LIBRARY = {

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rllm.errors import ConfigError, RunInUseError, StorageError
-from rllm.store import run_directory
+from rllm.files import locks
 from rllm.store.run_directory import RunDirectory, runs_under
 
 HOLD = (
@@ -374,7 +374,7 @@ def test_two_writers_that_wait_for_a_reader_do_not_wait_for_each_other(
         with lock.open() as another:
             fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    monkeypatch.setattr(run_directory, "time", SimpleNamespace(sleep=sleep))  # of this file alone
+    monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=sleep))  # of this file alone
     RunDirectory.create_or_open(tmp_path / "run").close()
     assert slept == [0.001]
 

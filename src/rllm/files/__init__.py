@@ -1,4 +1,4 @@
-"""Files of this machine: whole or absent (`atomic`), in RLLM_HOME (`home`), kept by name (`named_places`)."""
+"""Files: whole or absent (`atomic`), locked (`locks`), under RLLM_HOME (`home`), by name (`named_places`)."""
 
 from rllm.files.atomic import (
     StorageErrors,

@@ -19,20 +19,18 @@ is gone the moment its process is, also after kill -9.
 """
 
 import difflib
-import errno
-import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rllm.errors import ConfigError, RunInUseError, StorageError
+from rllm.errors import ConfigError, StorageError
 from rllm.files.atomic import StorageErrors, remove_leftovers, write_atomic
+from rllm.files.locks import has_writer, pid_in, release_lock, take_lock
 
 CONFIG, STORE, LOCK = "config.json", "store.sqlite", "lock"
 
@@ -134,14 +132,14 @@ class RunDirectory:
         """The process that is writing this run now; None when nobody is."""
         pid = pid_in(self.lock_path)
         # The number of a killed writer may be another process's by now: only its lock says that it lives.
-        return pid if pid is not None and _has_writer(self.lock_path) else None
+        return pid if pid is not None and has_writer(self.lock_path) else None
 
     @property
     def lost_writer_pid(self) -> int | None:
         """The process that wrote this run last, where it ended without `close`: it was killed, it crashed, or
         code in it called `os._exit`. None after every other end, and while somebody writes."""
         pid = pid_in(self.lock_path)
-        return pid if pid is not None and not _has_writer(self.lock_path) else None
+        return pid if pid is not None and not has_writer(self.lock_path) else None
 
     def write_config(self, config: dict[str, Any]) -> None:
         self._write_json(self.config_path, config)
@@ -268,94 +266,6 @@ def runs_under(root: Path) -> list[RunDirectory]:
     runs = [each for each in paths if each not in unreadable and is_run(each)]
     runs.sort(key=lambda path: ((path / CONFIG).stat().st_mtime_ns, path.name), reverse=True)
     return [RunDirectory(path, lock_descriptor=None) for path in (*runs, *unreadable)]
-
-
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP)
-"""The errors of a file system that has no locks; no writer was let in there."""
-
-_held: set[int] = set()
-"""Lock descriptors of this process."""
-
-
-def _let_go_in_forked_child() -> None:
-    """A forked worker shares the writer's lock, and would hold it on if the writer alone were killed."""
-    for descriptor in _held:
-        os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_let_go_in_forked_child)
-
-
-def take_lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        _lock_for_writing(descriptor)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise RunInUseError(
-            f"{path.parent} is being written by process {pid_in(path) or '(unknown)'}; "
-            "wait for it, stop it, or choose another --output."
-        ) from None
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno in _NO_LOCKS:
-            raise ConfigError(
-                f"{path.parent} is on a file system without locks ({error.strerror}); "
-                "choose an --output on a local disk."
-            ) from error
-        raise
-    _held.add(descriptor)
-    return descriptor
-
-
-def release_lock(descriptor: int) -> None:
-    _held.discard(descriptor)
-    with suppress(OSError):  # on a disk that refuses writes; the pid of one who has let go misleads nobody
-        os.ftruncate(descriptor, 0)
-    os.close(descriptor)
-
-
-def _lock_for_writing(descriptor: int) -> None:
-    """Raises BlockingIOError when there is a writer; a reader that is just asking is waited for."""
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            fcntl.flock(
-                descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB
-            )  # a writer refuses this too, a reader does not
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            time.sleep(0.001)
-
-
-def _has_writer(lock: Path) -> bool:
-    """Asks with a shared lock, let go at once: no writer is turned away by it, and no reader by another."""
-    try:
-        descriptor = os.open(lock, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by closing alone: a child forked just now has a copy
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def pid_in(lock: Path) -> int | None:
-    try:
-        return int(lock.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 def _read_json(path: Path) -> Any:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rllm.errors import ConfigError, RunInUseError, StorageError
-from rllm.store.run_directory import pid_in, release_lock, take_lock
+from rllm.files.locks import pid_in, release_lock, take_lock
 
 _T = TypeVar("_T")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rllm.errors import ConfigError, RunInUseError, StorageError
 from rllm.files.atomic import sync_directory
-from rllm.store.run_directory import RunDirectory, pid_in, take_lock
+from rllm.files.locks import pid_in, take_lock
 
 LEDGER, LOCK = "ledger.sqlite", "ledger.lock"
 
@@ -68,13 +68,13 @@ def name_of(stored: bytes) -> str:
     return stored.decode("utf-8", "surrogatepass")
 
 
-def hold(directory: Path) -> RunDirectory:
-    """Take the ledger for this process; `close` lets go. The kernel lets go of a killed one's by itself."""
+def hold(directory: Path) -> int:
+    """The descriptor of the ledger's lock, for `release_lock`. The kernel lets go of a killed process's."""
     try:
         if not directory.exists():
             directory.parent.mkdir(parents=True, exist_ok=True)
             directory.mkdir(mode=0o700, exist_ok=True)
-        return RunDirectory(directory, lock_descriptor=take_lock(directory / LOCK))
+        return take_lock(directory / LOCK)
     except RunInUseError:
         pid = pid_in(directory / LOCK) or "(unknown)"
         raise RunInUseError(

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from rllm.errors import ConfigError
+from rllm.files.locks import release_lock
 from rllm.gateway.ledger.file import (
     LEDGER,
     damage,
@@ -31,7 +32,6 @@ from rllm.gateway.ledger.file import (
 )
 from rllm.gateway.ledger.rows import CallRow, decode_call, require_json
 from rllm.gateway.ledger.writer import LedgerWriter, add_to_totals
-from rllm.store.run_directory import RunDirectory
 from rllm.types.wire import CallRecord, CallStatus
 
 _COLUMNS = f"call, {', '.join(CallRow._fields)}"
@@ -52,9 +52,9 @@ class Ledger:
     Reading takes no lock. `create_session` and `delete_session` hold their thread up until they are on disk.
     """
 
-    def __init__(self, directory: Path, *, held: RunDirectory | None, writer: LedgerWriter | None) -> None:
+    def __init__(self, directory: Path, *, lock_descriptor: int | None, writer: LedgerWriter | None) -> None:
         self.path = directory / LEDGER
-        self._held = held
+        self._lock_descriptor = lock_descriptor
         self._writer = writer
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
@@ -70,13 +70,13 @@ class Ledger:
         if read_only:
             with ledger_errors(path):
                 open_for_reading(path).close()
-            return cls(directory, held=None, writer=None)
-        held = hold(directory)
+            return cls(directory, lock_descriptor=None, writer=None)
+        descriptor = hold(directory)
         try:
             with ledger_errors(path):
-                return cls(directory, held=held, writer=LedgerWriter(path))
+                return cls(directory, lock_descriptor=descriptor, writer=LedgerWriter(path))
         except BaseException:
-            held.close()
+            release_lock(descriptor)
             raise
 
     async def append(self, records: Sequence[CallRecord], *, num_bytes: int = 0, num_open: int = 0) -> None:
@@ -233,8 +233,9 @@ class Ledger:
             self._idle.pop().close()
         if self._writer is not None:
             self._writer.close()
-        if self._held is not None:
-            self._held.close()
+        if self._lock_descriptor is not None:
+            release_lock(self._lock_descriptor)
+            self._lock_descriptor = None
 
     def __enter__(self) -> "Ledger":
         return self
