@@ -48,13 +48,17 @@ def test_the_corpus_is_large_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    "backend",
-    ["bubblewrap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("unshare", "docker"))],
+    ("backend", "every"),
+    [
+        ("bubblewrap", 4),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("bubblewrap", "unshare", "docker")),
+    ],
 )
-def test_no_tampering_pays_or_goes_unscored(backend: str) -> None:
+def test_no_tampering_pays_or_goes_unscored(backend: str, every: int) -> None:
     started = [name for name in TAMPERINGS if name.startswith("started by the tests")]
     assert len(started) >= 12
-    scripts = {name: TAMPERINGS[name] for name in TAMPERINGS if backend != "docker" or name not in started}
+    tried = [name for name in TAMPERINGS if backend != "docker" or name not in started][::every]
+    scripts = {name: TAMPERINGS[name] for name in tried}
     findings = examine_tests(needed(backend), scripts)
     assert len(findings) == len(scripts) + 1
     assert [each for each in findings if each.verdict is not AttackVerdict.HELD] == []
