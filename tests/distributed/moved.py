@@ -2,8 +2,8 @@
 
 python moved.py MODEL_DIRECTORY RUN KIND STEPS [DISTRIBUTED [CHECKPOINT]]
 
-It does STEPS in all and writes a checkpoint. DISTRIBUTED and CHECKPOINT are these sections of a
-configuration, as JSON.
+It does STEPS in all, and writes a checkpoint and the models. DISTRIBUTED and CHECKPOINT are these sections of
+a configuration, as JSON.
 Episodes are those of recorded.py.
 """
 
@@ -40,6 +40,8 @@ def main(
         record = RunRecord(directory, cast(Any, None), CheckpointConfig(**json.loads(checkpoint)), ranks)
         with record.checkpoints:
             record.save_checkpoint(state, learner.backends())
+        learner.policies.publish()
+        learner.policies.save_models(Path(run), ranks)
 
 
 def kept(run: Path, steps: int) -> dict[str, torch.Tensor]:

@@ -49,6 +49,14 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 """One of each kind of loss, and of what is updated."""
+SOME_ADAPTERS = "lora of some layers by muon"
+MORE_KINDS: dict[str, dict[str, Any]] = {
+    SOME_ADAPTERS: {
+        "lora": {"rank": 2, "alpha": 8.0, "targets": ["v_proj", "o_proj", "down_proj"]},
+        "optimizer": {"name": "muon", "muon_dtype": "float32"},
+    }
+}
+"""By name alone."""
 IN_FLOAT32, IN_BFLOAT16 = "ppo in float32", "ppo in bfloat16"
 OTHER_DTYPES = {IN_FLOAT32: torch.float32, IN_BFLOAT16: torch.bfloat16}
 
@@ -94,7 +102,7 @@ def learner_of(kind: str, directory: Path, ranks: RankGroup) -> Learner:
         "algorithm": {"updates_per_step": 2},
         "optimizer": {"learning_rate": 1e-3, "micro_batch_tokens": 64},
     }
-    config = load_config(merged(base, KINDS.get(kind, {})))
+    config = load_config(merged(base, (KINDS | MORE_KINDS).get(kind, {})))
     dtype = OTHER_DTYPES.get(kind, torch.float64)
     loaded = {name: load_model(directory, dtype=dtype) for name in config.named_policies}
     if config.lora.rank:

@@ -31,6 +31,7 @@ SLOW: dict[str, dict[str, Any]] = {
     "copies, several passes": {"optimizer.micro_batch_tokens": 128},
     "shards, several passes": {**SHARD, "optimizer.micro_batch_tokens": 128},
     "shards of an adapter": {**SHARD, "lora.rank": 8},
+    "layers together, an adapter": {"distributed.tensor_parallel": 2, "lora.rank": 8},
 }
 
 

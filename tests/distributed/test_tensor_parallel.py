@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     ApertusConfig,
     AutoModelForCausalLM,
@@ -23,13 +24,14 @@ from transformers import (
 from rllm.config.loader import load_config
 from rllm.distributed import ALONE
 from rllm.errors import ConfigError
+from rllm.models.directory import load_model
 from rllm.trainer.distribution import require_distributed
 
 Ranks = Callable[..., list[dict[str, Any]]]
 Require = Callable[..., None]
 TOGETHER = json.dumps({"tensor_parallel": 2})
 SHARD = json.dumps({"strategy": "shard"})
-FEW = ("ppo", "critic", "muon")
+FEW = ("ppo", "critic", "muon", "lora", "lora of some layers by muon")
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +90,7 @@ def test_any_number_of_layers_shared_by_two_update_as_one_does_for_twenty_steps(
     family: type[Any],
     num_ranks: int,
 ) -> None:
-    model, kinds = made(family), [*recorded.KINDS, recorded.IN_FLOAT32]
-    kinds.remove("lora")
+    model, kinds = made(family), [*recorded.KINDS, recorded.SOME_ADAPTERS, recorded.IN_FLOAT32]
     alone = {kind: recorded.trained(kind, model, ALONE, 20) for kind in kinds}
     words = [model, tmp_path / "updates", 20, TOGETHER, ",".join(kinds)]
     require_all_well(ranks("recorded", words, num_ranks))
@@ -149,7 +150,7 @@ def test_a_plan_that_leaves_out_a_weight_of_some_columns_is_found_before_any_upd
     ("family", "assignments", "why"),
     [
         (Phi3Config, [], r"phi3.*colwise_gather_output"),
-        (GPTNeoXConfig, ["lora.rank=2"], "an adapter is not split among processes"),
+        (GPTNeoXConfig, ["lora.rank=2"], "an adapter of .* is not split among processes"),
     ],
 )
 def test_a_plan_that_cannot_be_followed_is_refused_before_any_work(
@@ -159,8 +160,32 @@ def test_a_plan_that_cannot_be_followed_is_refused_before_any_work(
         _require(["distributed.tensor_parallel=2", f"model.path={made(family)}", *assignments], 2)
 
 
+def test_an_adapter_of_layers_together_is_saved_as_that_of_one_process(
+    ranks: Ranks,
+    require_all_well: Require,
+    moved: ModuleType,
+    made: Callable[[type[Any]], Path],
+    tmp_path: Path,
+) -> None:
+    """Checkpoint, adapter and merged model: the same files with the same tensors in them."""
+    model, alone, run = made(Qwen3Config), tmp_path / "alone", tmp_path / "run"
+    moved.main(model, alone, "lora", 2)
+    require_all_well(ranks("moved", [model, run, "lora", 2, TOGETHER], 2))
+    mine, theirs = moved.kept(alone, 2), moved.kept(run, 2)
+    exported = "adapter/adapter_model.safetensors"
+    mine, theirs = mine | load_file(alone / exported), theirs | load_file(run / exported)
+    assert {name: (each.shape, each.dtype) for name, each in mine.items()} == {
+        name: (each.shape, each.dtype) for name, each in theirs.items()
+    }
+    assert max(float((mine[name] - theirs[name]).abs().max()) for name in mine) < 1e-10
+    config = "adapter/adapter_config.json"
+    assert (run / config).read_text() == (alone / config).read_text()
+    merged, theirs_merged = (load_model(each / "model").model.state_dict_hf() for each in (alone, run))
+    torch.testing.assert_close(merged, theirs_merged)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["critic", "muon"])
+@pytest.mark.parametrize("kind", ["critic", "muon", "lora"])
 def test_a_run_moves_between_layers_together_shards_and_one_process(
     ranks: Ranks,
     require_all_well: Require,
@@ -186,7 +211,6 @@ def test_what_cannot_be_split_is_refused(subtests: pytest.Subtests) -> None:
         ([], 1, "and the number of processes 1; start"),
         (["distributed.strategy=shard"], 2, r"`distributed.strategy`.*'shard'"),
         (["distributed.tensor_parallel=3"], 3, r"4 heads.*divisor"),
-        (["lora.rank=2"], 2, "an adapter is not split among processes"),
         (["distributed.tensor_parallel=0"], 2, "must be at least 1"),
     ]:
         with (

@@ -30,7 +30,7 @@ def commands(page: str, kind: str) -> list[list[str]]:
 
 def test_what_the_page_says_is_refused_is_refused_before_any_work(page: str, empty_directory: Path) -> None:
     refused = commands(page, "sh fails")
-    assert len(refused) == 9
+    assert len(refused) == 8
     for words in refused:
         done = CliRunner().invoke(front_door, words[1:], prog_name="rllm")
         assert done.exit_code == 2, (words, done.output)
@@ -56,7 +56,7 @@ def test_the_commands_of_the_page_run(
         machines = 2 if "--nnodes" in words else 1
         halves = [subprocess.Popen(words, env=environment) for _ in range(machines)]
         assert [half.wait(600) for half in halves] == [0] * machines
-    for name in ("two", "torchrun", "machines", "shards", "tensors"):
+    for name in ("two", "torchrun", "machines", "shards", "tensors", "tensor-adapter"):
         summary = RunDirectory.read(empty_directory / "runs" / name).summary()
         assert summary is not None
         assert summary["after"]["sampled_report"]["attempted"] == 8

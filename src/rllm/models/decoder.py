@@ -45,6 +45,10 @@ class Adapt(Protocol):
         """Use the parameters that stand in the adapter's layers now."""
         ...
 
+    def divide(self, num_parts: int) -> None:
+        """Add to one of so many equal parts of the output from now on: some rows of each layer in it."""
+        ...
+
 
 class Together(Protocol):
     """The processes that compute a layer together, each some of its heads and columns (Shoeybi et al. 2019,
@@ -259,11 +263,8 @@ class Block(nn.Module):
             qkv = adapts[0](x_norm, qkv)
         qk, v = qkv.view(len(x), -1, head).split((num_rotated, shape.num_kv_heads), dim=1)
         if shape.qk_norm:
-            q_norm, k_norm = self.q_norm, self.k_norm
-            if together is not None:  # of some heads
-                q_norm, k_norm = together.enter(q_norm), together.enter(k_norm)
-            q = rms_norm(qk[:, :num_heads], q_norm, eps)
-            k = rms_norm(qk[:, num_heads:], k_norm, eps)
+            q = rms_norm(qk[:, :num_heads], self.q_norm, eps)
+            k = rms_norm(qk[:, num_heads:], self.k_norm, eps)
             qk = torch.cat((q, k), dim=1)
         # x·cos + swap_halves(x)·(±sin) is the usual rotation, in three kernels instead of seven.
         qk = torch.addcmul(qk * cos_N1d, qk.roll(head // 2, dims=-1), sin_N1d)
@@ -271,14 +272,7 @@ class Block(nn.Module):
         if keep_M is not None:
             q, x = take_rows(q, keep_M), take_rows(x, keep_M)
         attention_output = attend(layer, q, k, v).reshape(len(x), -1)
-        if together is None:
-            x = torch.addmm(x, attention_output, out_weight.t())
-        else:
-            x = x + together.leave(F.linear(attention_output, out_weight))
-        if out_bias is not None:
-            x = x + out_bias
-        if adapts is not None:
-            x = adapts[1](attention_output, x)
+        x = self._add(x, attention_output, out_weight, out_bias, None if adapts is None else adapts[1])
         x_norm = rms_norm(x, post_norm, eps)
         if together is not None:
             x_norm = together.enter(x_norm)
@@ -287,13 +281,21 @@ class Block(nn.Module):
             gate_and_up = adapts[2](x_norm, gate_and_up)
         gate, up = gate_and_up.chunk(2, dim=-1)
         gate_and_up = F.silu(gate) * up
-        if together is not None:
-            x = x + together.leave(F.linear(gate_and_up, down))
+        return self._add(x, gate_and_up, down, None, None if adapts is None else adapts[3])
+
+    def _add(
+        self, x: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, adapt: Adapt | None
+    ) -> Tensor:
+        """`x` with what a matrix makes of its inputs, of which several ranks have some columns each: an
+        adapter's change is a part as well, and in the same sum."""
+        if self.together is None:
+            x = torch.addmm(x, inputs, weight.t())
         else:
-            x = torch.addmm(x, gate_and_up, down.t())
-        if adapts is not None:
-            x = adapts[3](gate_and_up, x)
-        return x
+            output = F.linear(inputs, weight)
+            x = x + self.together.leave(output if adapt is None else adapt(inputs, output))
+        if bias is not None:
+            x = x + bias
+        return x if adapt is None or self.together is not None else adapt(inputs, x)
 
 
 class Decoder(nn.Module):

@@ -271,6 +271,10 @@ class _Beside:
             for layer in self._layers
         ]
 
+    def divide(self, num_parts: int) -> None:
+        """See `Adapt`."""
+        self._rows = [num_rows // num_parts for num_rows in self._rows]
+
     def __call__(self, x: Tensor, output: Tensor, /) -> Tensor:
         if len(self._factors) == 1:
             return output if self._factors[0] is None else _add_adapter(x, output, *self._factors[0])

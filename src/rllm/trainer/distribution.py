@@ -60,13 +60,14 @@ def _require_parts(config: TrainConfig) -> None:
     from rllm.trainer.memory_plan import shape_of
 
     for name, policy in config.named_policies.items():
-        if config.adapter_of(name).rank:
-            raise ConfigError(
-                f"`distributed.tensor_parallel` is {num_parts}, and an adapter is not split among processes; "
-                "leave it out, or set `distributed.strategy` to shard instead, which spreads every model."
-            )
         if (shape := shape_of(policy.path)) is not None:
             shape.part(num_parts)
+        elif config.adapter_of(name).rank:
+            raise ConfigError(
+                f"`distributed.tensor_parallel` is {num_parts}, and an adapter of {policy.path}, which "
+                "transformers computes, is not split among processes; leave it out, or set "
+                "`distributed.strategy` to shard instead, which spreads every model."
+            )
         else:
             from rllm.trainer.backends.torch_plans import require_plan
 

@@ -212,6 +212,8 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
             if config.algorithm.kl_coef or config.critic.is_on:
                 peaks.append(("scoring", passes[0][0].scoring()))
         joined = own.gradients if num_ranks // (shards * tensor) > 1 and shards == 1 else 0
+        if tensor > 1 and adapter.rank:
+            joined = max(joined, FLOAT * _on_all_ranks(shape, adapter))
         peaks.append(("optimizer step", _step(config.optimizer, shape, adapter, joined)))
     if not batches:
         return None
@@ -322,9 +324,14 @@ def _parts(
     num_trained, of_trained = num_parameters(of_rank), element
     if of_rank != shape:  # beside the sampler's
         weights += shape.num_layers * matrix_parameters(of_rank) * element
+    whole_adapter = 0
     if adapter.rank:
-        num_trained, of_trained = lora_parameters(shape, adapter.rank, _targets(adapter)), FLOAT
-        weights += num_trained * FLOAT
+        targets = _targets(adapter)
+        whole_adapter = lora_parameters(shape, adapter.rank, targets)
+        num_trained, of_trained = lora_parameters(of_rank, adapter.rank, targets), FLOAT
+        weights += whole_adapter * FLOAT
+        if of_rank != shape:
+            weights += (num_trained - _on_all_ranks(shape, adapter)) * FLOAT
     if config.schedule.steps_ahead:  # beside the sampler's, which goes on meanwhile
         weights += num_trained * of_trained
     state = _optimizer_bytes(config.optimizer, of_rank, adapter, num_trained, of_trained)
@@ -332,7 +339,7 @@ def _parts(
     reference = 0
     if config.algorithm.kl_coef:
         reference_bytes = (
-            num_trained * FLOAT * (config.warm_start.steps > 0)
+            whole_adapter * FLOAT * (config.warm_start.steps > 0)
         )  # without one, the model without its adapter
         reference = reference_bytes if adapter.rank else whole * element + rotation
     critic = 0
@@ -350,6 +357,12 @@ def _parts(
         cache=cache,
         checkpoint=snapshot * config.checkpoint.background,
     )
+
+
+def _on_all_ranks(shape: DecoderShape, adapter: LoraConfig) -> int:
+    """Parameters of an adapter that ranks of one layer do not split: of each target the factor that meets the
+    states."""
+    return adapter.rank * shape.num_layers * len(_targets(adapter)) * shape.hidden_size
 
 
 def _masters(num_trained: int, element: int) -> int:

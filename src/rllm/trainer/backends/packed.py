@@ -42,7 +42,7 @@ from rllm.trainer.backends.tensor_files import (
 )
 from rllm.trainer.backends.torch_optimizer import MasterWeights, Optimizers, matrices_of_layers
 from rllm.trainer.backends.torch_plans import split_by_plan
-from rllm.trainer.backends.torch_splitting import Part, SplitWeights, split_model
+from rllm.trainer.backends.torch_splitting import SplitWeights, split_model
 from rllm.trainer.flops import FlopRates, PassSizes, adapters_of, update_rates
 from rllm.trainer.token_trace import TokenNumbers, TokenTrace
 from rllm.types.sample import TrainingSample
@@ -77,12 +77,12 @@ class PackedUpdates:
         self._share_prefixes = share_prefixes
         self._ranks = ranks
         self._device = next(model.parameters()).device
-        self.model, parts = model, dict[str, Part]()
+        self.model, split = model, None
         if ranks.shard_size > 1:
             self.model = shard_model(model, ranks)
         elif ranks.tensor_size > 1:
-            split = split_model if isinstance(model, Decoder) else split_by_plan
-            self.model, parts = split(model, ranks.in_layer())
+            split = (split_model if isinstance(model, Decoder) else split_by_plan)(model, ranks.in_layer())
+            self.model = split.twin
         parameters = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
         if config.gradient_checkpointing:
             self.model.recompute_layers()
@@ -94,7 +94,7 @@ class PackedUpdates:
         self._weights = (
             MasterWeights(parameters)
             if ranks.has_whole
-            else (SplitWeights(parameters, parts, ranks) if parts else ShardedWeights(parameters, ranks))
+            else (SplitWeights(parameters, split, ranks) if split else ShardedWeights(parameters, ranks))
         )
         self._shapes = self._weights.whole_shapes()
         self._optimizer = self._new_optimizer()

@@ -22,7 +22,7 @@ from rllm.errors import ConfigError
 from rllm.models.decoder import Together
 from rllm.models.lora import sharing_tensors
 from rllm.trainer.backends.torch_optimizer import HALF
-from rllm.trainer.backends.torch_splitting import Part, SumOverRanks
+from rllm.trainer.backends.torch_splitting import Part, SplitModel, SumOverRanks
 
 COLUMNS, ROWS, SUMMED = "colwise", "rowwise", "replicated_with_grad_allreduce"
 """Kinds of a plan: some rows of a weight, some columns of it, and a whole one that meets some heads alone."""
@@ -45,9 +45,9 @@ def require_plan(path: str, num_parts: int) -> None:
     _plan_of(config, num_parts)
 
 
-def split_by_plan(model: Any, ranks: RankGroup) -> tuple[Any, dict[str, Part]]:
+def split_by_plan(model: Any, ranks: RankGroup) -> SplitModel:
     """A twin of `model`, a `HuggingFaceDecoder` without an adapter, of whose layers this rank computes its
-    part, and what that is, by parameter; all of `ranks` have to be here.
+    part; all of `ranks` have to be here.
 
     Raises ConfigError for one without a plan, and where the parts would compute something else.
     """
@@ -80,7 +80,7 @@ def split_by_plan(model: Any, ranks: RankGroup) -> tuple[Any, dict[str, Part]]:
             module.forward = partial(_sum_of_columns, module, together)  # pyright: ignore[reportAttributeAccessIssue]
     twin.is_split = True
     _require_same(model, twin, ranks, parts)
-    return twin, parts
+    return SplitModel(twin=twin, parts=parts)
 
 
 def _plan_of(config: Any, num_parts: int) -> Mapping[str, str]:

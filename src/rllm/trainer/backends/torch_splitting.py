@@ -6,6 +6,10 @@ Shoeybi et al. 2019 (Megatron-LM, arXiv:1909.08053, section 3): one sum a layer 
 behind the MLP, forward; the same two backward, where states enter the columns. Norms, embeddings and the
 output layer are on all of them, computed alike, and are the sampler's own. What is split is a twin's, and
 publishing puts it together in the sampler's model.
+
+The change B·A that an adapter adds to a matrix is split as that is: rows of B, or columns of A. The other
+factor is on all ranks, and so are the norms of heads: a backward pass gives each rank the gradient that comes
+through its own part, and these are added up once, behind the last micro-batch.
 """
 
 from collections.abc import Mapping
@@ -17,8 +21,11 @@ from torch import Tensor, nn
 
 from rllm.distributed import RankGroup
 from rllm.models.decoder import Block, Decoder, DecoderShape
-from rllm.models.lora import sharing_tensors
+from rllm.models.lora import STORED, is_of_adapter, sharing_tensors
 from rllm.trainer.backends.torch_optimizer import MasterWeights
+
+SPLIT_BY_COLUMNS = (*STORED[1], *STORED[3])
+"""Layers whose outputs are sums over ranks."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -43,24 +50,64 @@ class Part:
         return whole
 
 
-def split_model(model: Decoder, ranks: RankGroup) -> tuple[Decoder, dict[str, Part]]:
-    """A twin of `model`, a `Decoder` without an adapter, of whose layers this rank computes its part, and
-    what that is, by parameter. Raises ConfigError for one that cannot be split among so many."""
-    twin, parts = sharing_tensors(model), dict[str, Part]()
-    together = SumOverRanks(ranks)
-    for number, layer in enumerate(twin.blocks):
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SplitModel:
+    """A model that computes this rank's part of every layer."""
+
+    twin: Any
+    """A `CausalModel`."""
+    parts: dict[str, Part]
+    """By the name of each trained parameter that is split."""
+    partial_gradients: frozenset[str] = frozenset()
+    """Trained parameters that all ranks have, of which each gets the gradient that comes through its part."""
+
+
+def split_model(model: Decoder, ranks: RankGroup) -> SplitModel:
+    """A twin of `model`, of whose layers this rank computes its part. Raises ConfigError for one that cannot
+    be split among so many."""
+    twin, of_layer = sharing_tensors(model), parts_of_layer(model.shape, ranks.size)
+    together, parts, partial_gradients = SumOverRanks(ranks), dict[str, Part](), set[str]()
+    for name, parameter in list(twin.named_parameters()):
+        if is_of_adapter(name):
+            part = part_of_adapter(name, parameter, ranks.size)
+            is_partial = part is None
+        else:
+            leaf = name.rpartition(".")[2]
+            part, is_partial = of_layer.get(".".join(name.split(".")[2:])), leaf in ("q_norm", "k_norm")
+        if part is not None:
+            _replace(twin, name, part, ranks.rank)
+        if part is not None and parameter.requires_grad:
+            parts[name] = part
+        elif is_partial and parameter.requires_grad:
+            partial_gradients.add(name)
+    for layer in twin.blocks:
         block: Block = layer
-        for name, part in parts_of_layer(model.shape, ranks.size).items():
-            linear: nn.Linear = block.get_submodule(name.partition(".")[0])  # pyright: ignore[reportAssignmentType]
-            weight = getattr(linear, name.partition(".")[2])
-            if weight is not None:
-                own = nn.Parameter(part.own(weight.detach(), ranks.rank), requires_grad=weight.requires_grad)
-                setattr(linear, name.partition(".")[2], own)
-                parts[f"blocks.{number}.{name}"] = part
         block.shape, block.together = model.shape.part(ranks.size), together
+        if block.adapts is not None:
+            qkv, _, gate_up, _ = block.adapts
+            qkv.divide(ranks.size)
+            gate_up.divide(ranks.size)
     twin.look_up_parameters()
     twin.is_split = True
-    return twin, parts
+    return SplitModel(twin=twin, parts=parts, partial_gradients=frozenset(partial_gradients))
+
+
+def _replace(model: nn.Module, name: str, part: Part, rank: int) -> None:
+    """Give `model` a parameter of its own, which is a part of the one that it had."""
+    path, _, leaf = name.rpartition(".")
+    whole = model.get_parameter(name)
+    own = nn.Parameter(part.own(whole.detach(), rank), requires_grad=whole.requires_grad)
+    setattr(model.get_submodule(path), leaf, own)
+
+
+def part_of_adapter(name: str, factor: Tensor, num_ranks: int) -> Part | None:
+    """Rows of B where each rank has some rows of the matrix beside it, columns of A where it has some of its
+    columns; None for the other factor, which all ranks have."""
+    layer, _, factor_name = name.partition(".lora_")
+    dim = 1 if layer.endswith(SPLIT_BY_COLUMNS) else 0
+    if not factor_name.startswith("BA"[dim]):
+        return None
+    return Part(dim=dim, places=list(torch.arange(factor.shape[dim]).chunk(num_ranks)))
 
 
 def parts_of_layer(shape: DecoderShape, num_ranks: int) -> dict[str, Part]:
@@ -87,19 +134,20 @@ def parts_of_layer(shape: DecoderShape, num_ranks: int) -> dict[str, Part]:
 class SplitWeights(MasterWeights):
     """`MasterWeights` of which some are parts."""
 
-    def __init__(
-        self, parameters: Mapping[str, nn.Parameter], parts: Mapping[str, Part], ranks: RankGroup
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], split: SplitModel, ranks: RankGroup) -> None:
         super().__init__(parameters)
-        self._parts = parts
+        self._parts, self._partial_gradients = split.parts, split.partial_gradients
         self._in_layer, self._with_same_part = ranks.in_layer(), ranks.with_same_part()
         self.spread = _SpreadParts(
-            {self.named[name]: part for name, part in parts.items() if name in self.named}, self._in_layer
+            {self.named[name]: part for name, part in self._parts.items()}, self._in_layer
         )
 
     def join_gradients(self, ranks: RankGroup) -> None:
-        """Ranks of one layer have the same rows, so that what all of them have is a sum already."""
+        """Ranks of one layer have the same rows, so that what all of them have is a sum already, where it is
+        not the gradient of a part alone."""
         super().join_gradients(self._with_same_part)
+        partial = {name for name in self._partial_gradients if self.named[name].grad is not None}
+        self._in_layer.sum_in_place(self.gradients(partial))
 
     def clip(self, max_norm: float) -> float:
         moved = self.with_gradient()
@@ -141,17 +189,17 @@ class SplitWeights(MasterWeights):
 
 
 class _SpreadParts:
-    """Matrices of which each rank has a part; see `torch_muon.Spread`."""
+    """Matrices of which each rank has a part, or all; see `torch_muon.Spread`."""
 
     def __init__(self, parts: Mapping[Tensor, Part], ranks: RankGroup) -> None:
         """By what this rank has of them."""
         self._parts, self._ranks = parts, ranks
 
     def whole(self, weight: Tensor, rows: Tensor) -> Tensor:
-        return self._parts[weight].whole(rows, self._ranks)
+        return self._parts[weight].whole(rows, self._ranks) if weight in self._parts else rows
 
     def rows(self, weight: Tensor, whole: Tensor) -> Tensor:
-        return self._parts[weight].own(whole, self._ranks.rank)
+        return self._parts[weight].own(whole, self._ranks.rank) if weight in self._parts else whole
 
 
 class SumOverRanks:
