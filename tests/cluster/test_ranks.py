@@ -94,8 +94,13 @@ def has_learned(run: Path) -> bool:
 
 
 def begin(run: Path, *settings: str) -> "subprocess.Popen[str]":
+    """Tests that a shell runs in the background are deaf to Ctrl-C, and so would be what they start."""
     return subprocess.Popen(
-        command(run, *settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(run, *settings),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -154,12 +159,13 @@ def test_ranks_start_again_elsewhere_when_their_node_is_lost(roomy: Nodes, tmp_p
         first, second = (roomy.of(each) for each in ranks)
         assert first is second, "they are packed"
         roomy.remove(first)
-        _, errors = process.communicate(timeout=900.0)
+        output, errors = process.communicate(timeout=900.0)
     finally:
         process.kill()
         roomy.add(num_cpus=2)
     assert process.returncode == 0, errors
     assert "All 2 ranks start again" in errors
+    assert json.loads(output)["run"] == str(run), "and nothing of Ray beside it"
 
 
 @pytest.mark.parametrize("fate", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

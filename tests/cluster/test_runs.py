@@ -42,8 +42,9 @@ def test_two_workers_sample_what_one_process_samples(calm_run: Path, whole_run: 
 
 
 def test_a_worker_that_is_killed_in_mid_episode_loses_nothing(
-    nodes: Nodes, calm_run: Path, tmp_path: Path
+    nodes: Nodes, calm_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Standard output is what the command was asked for: Ray's line about it is in the log."""
     flag = tmp_path / "flag"
     named = f"{letter_world.__file__}:FragileEnv"  # a file of the user's: it travels as code
     trainer = letter_world.make_trainer(
@@ -57,6 +58,8 @@ def test_a_worker_that_is_killed_in_mid_episode_loses_nothing(
     log = (tmp_path / "run" / "cluster.log").read_text().splitlines()
     assert any(re.fullmatch(rf".* worker-\d+ [\d.]+ \| {letter_world.LAST_WORDS}", line) for line in log)
     assert any(re.search(r"trainer \| worker-\d+ on .* has ended", line) for line in log)
+    assert any(re.search(r" ray \| A worker died or was killed", line) for line in log)
+    assert capsys.readouterr().out == ""
     assert letter_world.sampled(tmp_path / "run") == letter_world.sampled(calm_run)
     assert letter_world.weights(tmp_path / "run") == letter_world.weights(calm_run)
 

@@ -3,8 +3,10 @@
 Nothing of Ray is imported before a run works.
 """
 
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from rllm.config.cluster import ClusterConfig
@@ -44,9 +46,11 @@ class RayKind:
         require_cores(config, num_ranks)
         cores = num_ranks * config.threads
         with cluster_connection(config.cluster, cores_of_ranks=cores, takes_logs=False):
+            from rllm.integrations.ray.logs import ray_messages
             from rllm.integrations.ray.ranks import rank_starter
 
-            yield rank_starter(config, directory)
+            with ray_messages(partial(print, file=sys.stderr, flush=True)):
+                yield rank_starter(config, directory)
 
     def report(self, cluster: ClusterConfig, *, broadcast_mb: int) -> ClusterReport:
         require_running(cluster.address)

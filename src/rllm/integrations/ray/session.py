@@ -130,12 +130,15 @@ def cluster_connection(
 
     if ray.is_initialized():
         raise ClusterError("This process drives a Ray cluster already; call ray.shutdown() before a run.")
-    with _own_sigterm(), _outside_of_ranks():
-        with_second_try(lambda: _start(cluster, cores_of_ranks, takes_logs), ray.shutdown, cluster.address)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    with _own_stdout():
+        with _own_sigterm(), _outside_of_ranks():
+            with_second_try(
+                lambda: _start(cluster, cores_of_ranks, takes_logs), ray.shutdown, cluster.address
+            )
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _start(cluster: ClusterConfig, cores_of_ranks: int, takes_logs: bool) -> None:
@@ -153,6 +156,23 @@ def _start(cluster: ClusterConfig, cores_of_ranks: int, takes_logs: bool) -> Non
         log_to_driver=takes_logs,
         logging_level=logging.ERROR,
     )
+
+
+@contextmanager
+def _own_stdout() -> Iterator[None]:
+    """Ray prints workers' lines, and its own about workers and nodes that end, to the standard output of the
+    driver, which is for what a command was asked for: `rllm.integrations.ray.logs` takes them.
+
+    The switch is the one that Ray's debugger turns; there is none for the second kind that is public.
+    """
+    import ray._private.worker
+
+    before = ray._private.worker._worker_logs_enabled
+    ray._private.worker._worker_logs_enabled = False
+    try:
+        yield
+    finally:
+        ray._private.worker._worker_logs_enabled = before
 
 
 @contextmanager
