@@ -1,9 +1,21 @@
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.algorithms.filters import has_signal, overlong_cost, overlong_rewards, rejected_groups
+from rllm.algorithms.filters import (
+    Solution,
+    are_solved_alike,
+    continued_group_weight,
+    has_signal,
+    overlong_cost,
+    overlong_rewards,
+    rejected_groups,
+    solution_of,
+)
+from rllm.errors import CountError
 from rllm.types.episode import Episode, Outcome, Step, Trajectory, TrajectoryGroup
 
 REWARDS = st.lists(st.floats(-3.0, 3.0).map(lambda value: round(value, 3)), min_size=1, max_size=6)
@@ -83,3 +95,49 @@ def test_the_longest_answer_of_a_trajectory_counts_and_failures_are_left_as_they
         penalty=2.0,
     )
     assert less == {"long": -1.0, "half": -0.5}
+
+
+# ---- groups that stop after their first attempts --------------------------------------------------------
+
+SOLVED: tuple[Solution, Solution] = ((("agent", 1.0),), (("agent", 0.5),))
+
+
+@given(st.lists(st.sampled_from([None, *SOLVED]), min_size=3, max_size=7), st.data())
+def test_groups_that_are_played_on_stand_on_average_for_those_that_are_not(
+    solutions: list[Solution | None], data: st.DataObject
+) -> None:
+    """Over all choices of which attempts come first."""
+    first = data.draw(st.integers(2, len(solutions) - 1))
+    choices = list(combinations(solutions, first))
+    num_continued = sum(not are_solved_alike(each) for each in choices)
+    if are_solved_alike(solutions):
+        assert num_continued == 0
+        with pytest.raises(CountError, match="all solved alike"):
+            continued_group_weight(solutions, first)
+    else:
+        weight = continued_group_weight(solutions, first)
+        assert num_continued / len(choices) * weight == pytest.approx(1.0)
+
+
+def _attempt(
+    *paid: tuple[str, float | None], is_correct: bool = True, outcome: Outcome = Outcome.SCORED
+) -> Episode:
+    trajectories = [
+        Trajectory(uid=str(number), name=role, reward=reward) for number, (role, reward) in enumerate(paid)
+    ]
+    return Episode(trajectories=trajectories, is_correct=is_correct, outcome=outcome)
+
+
+def test_an_attempt_solves_its_task_where_it_is_correct_and_every_role_is_paid_one_amount() -> None:
+    assert solution_of(_attempt(("b", 1.0), ("a", 0.5), ("b", 1.0)), {}) == (("a", 0.5), ("b", 1.0))
+    assert solution_of(_attempt(("a", 1.0)), {"0": 0.75}) == (("a", 0.75),)
+    assert solution_of(_attempt(("a", 1.0)), {}, {"0"}) is None
+    for attempt in (
+        _attempt(("a", 1.0), is_correct=False),
+        _attempt(("a", 1.0), outcome=Outcome.INFRASTRUCTURE_FAILURE),
+        _attempt(("a", 1.0), ("a", 0.0)),
+        _attempt(("a", None)),
+        _attempt(("a", float("nan"))),
+        _attempt(),
+    ):
+        assert solution_of(attempt, {}) is None

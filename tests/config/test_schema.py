@@ -227,6 +227,31 @@ REFUSED = {
         "rollout.group_size=1",
         "algorithm.estimator=reinforce",
     ],
+    "`filters.first_attempts` is 1 and `rollout.group_size` is 8": ["filters.first_attempts=1"],
+    "`filters.first_attempts` is 8 and `rollout.group_size` is 8": ["filters.first_attempts=8"],
+    "`filters.first_attempts` is 2, but `algorithm.estimator` is 'gpg'": [
+        "filters.first_attempts=2",
+        "algorithm.estimator=gpg",
+    ],
+    "`filters.first_attempts` is 2, but `roles.solver.estimator` is 'reinforce'": [
+        "filters.first_attempts=2",
+        "roles.solver.estimator=reinforce",
+    ],
+    '`filters.first_attempts` is 2, but `algorithm.credit` is "turn"': [
+        "filters.first_attempts=2",
+        "algorithm.credit=turn",
+    ],
+    '`filters.first_attempts` is 2, but `algorithm.kl_in` is "reward"': [
+        *KL,
+        "filters.first_attempts=2",
+        "algorithm.kl_in=reward",
+        "algorithm.kl_kind=k1",
+    ],
+    "`filters.first_attempts` is 2 and `schedule.max_staleness` is 1: .* newer weights": [
+        "filters.first_attempts=2",
+        "schedule.kind=async",
+        "inference.lockstep=false",
+    ],
     r"`filters.overlong_penalty`.*0.5.*nothing": ["filters.overlong_penalty=0.5"],
     "`filters.overlong_buffer` is 4 and `rollout.max_tokens_per_turn` is 4": ["filters.overlong_buffer=4"],
     "`filters.overlong_buffer` is 2 and `roles.solver.max_tokens` is 2": [
@@ -282,6 +307,7 @@ def test_what_belongs_together_is_taken(subtests: pytest.Subtests) -> None:
         [*CORRECTED, "algorithm.correction_level=geometric", "algorithm.correction_high=5"],
         ["filters.dynamic=true", "filters.max_rounds=9", "filters.min_reward_std=0.1"],
         ["filters.overlong_buffer=2", "filters.overlong_penalty=0.5"],
+        ["filters.first_attempts=2", "filters.dynamic=true", "algorithm.estimator=my_file.py:mine"],
     ]:
         with subtests.test(assignments=assignments):
             config = load_config(assignments)
@@ -352,3 +378,5 @@ def test_rounds_and_greedy_attempts_are_among_what_a_step_may_sample() -> None:
     derived = config.derived()
     assert (derived["episodes_per_step"], derived["greedy_episodes_per_step"]) == (12, 3)
     assert derived["most_episodes_per_step"] == 39
+    first = load_config(["filters.first_attempts=2", "rollout.tasks_per_step=3", "rollout.group_size=4"])
+    assert first.derived()["fewest_episodes_per_step"] == 6

@@ -177,6 +177,7 @@ VARIANTS: dict[str, Sequence[str]] = {
     "gigpo": ["algorithm.estimator=gigpo", "algorithm.gigpo_omega=0.5", "algorithm.gigpo_norm=none"],
     "discounted": ["algorithm.credit=discounted", "algorithm.gamma=0.9"],
     "overlong answers": ["filters.overlong_buffer=2"],
+    "first attempts": ["filters.first_attempts=2", "rollout.group_size=3"],
     "dynamic sampling": ["filters.dynamic=true", "filters.max_rounds=2"],
     "lora": ["lora.rank=2"],
     "teacher": [

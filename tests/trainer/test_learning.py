@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rllm.errors import ConfigError, CountError
 from rllm.models.directory import load_model
 from rllm.store.episodes import GREEDY_PHASE, EpisodeStore
 from rllm.tracking.jsonl import read_metrics
@@ -195,6 +196,58 @@ def test_groups_without_signal_are_rejected_and_counted(
     assert (metrics["groups_rejected"], metrics["groups"]) == (2, 0)
     assert metrics["tokens.dropped.no_signal"] == metrics["tokens.sampled"] > 0
     assert "loss" not in metrics
+
+
+def _paid(episodes: list[Episode], rewards: Sequence[Sequence[float]]) -> list[Episode]:
+    """As many attempts at each task as there are rewards of it, paid so."""
+    by_task: dict[str, list[Episode]] = {}
+    for episode in deepcopy(episodes):
+        by_task.setdefault(episode.task_id, []).append(episode)
+    paid_episodes = list[Episode]()
+    for group, group_rewards in zip(by_task.values(), rewards, strict=True):
+        for episode, reward in zip(group, group_rewards, strict=False):
+            episode.trajectories[0].reward, episode.is_correct = reward, reward == 1.0
+            paid_episodes.append(episode)
+    return paid_episodes
+
+
+FIRST_TWO: dict[str, Any] = {
+    "filters": {"first_attempts": 2},
+    "rollout": {"group_size": 6, "tasks_per_step": 2},
+}
+
+
+def test_a_group_that_went_on_stands_for_those_that_its_first_attempts_would_have_stopped(
+    played: tuple[list[Episode], list[Episode]], learner: Callable[..., Learner]
+) -> None:
+    episodes = _paid(played[0], [[1.0, 1.0], [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]])
+    batch, metrics = learn(learner(**FIRST_TWO, algorithm={"estimator": "dr_grpo"}), episodes, 0)
+    # Two of five right ones come first in 10 of 15 orders: the group counts three times.
+    assert _advantage_of(batch) == pytest.approx(
+        {
+            (each.task_id, each.rollout_idx): 0.0 if number < 2 else 3.0 * (each.reward - 5 / 6)
+            for number, each in enumerate(episodes)
+        }
+    )
+    assert (metrics["tasks_solved_first"], metrics["attempts_not_played"], metrics["episodes"]) == (1, 4, 8)
+    assert (metrics["groups"], metrics["groups_tied"]) == (2, 1)
+    assert metrics["success"] == metrics["reward_mean"] == 0.75, "of the first two attempts at each task"
+
+
+def test_a_group_that_no_order_of_its_attempts_would_have_played_on_is_a_miscount(
+    played: tuple[list[Episode], list[Episode]], learner: Callable[..., Learner]
+) -> None:
+    with pytest.raises(CountError, match="6 attempts that are all solved alike was played on"):
+        learn(learner(**FIRST_TWO), _paid(played[0], [[1.0, 1.0], [1.0] * 6]), 0)
+
+
+def test_an_estimator_that_learns_from_ties_is_refused_where_the_rest_of_them_is_not_played(
+    played: tuple[list[Episode], list[Episode]], learner: Callable[..., Learner], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("def rewards(rewards_G):\n    return rewards_G\n")
+    mine = learner(**FIRST_TWO, algorithm={"estimator": f"{tmp_path}/own.py:rewards"})
+    with pytest.raises(ConfigError, match=r"all paid alike.*first_attempts"):
+        learn(mine, _paid(played[0], [[1.0, 1.0], [0.0] * 6]), 0)
 
 
 def test_a_divergence_that_is_paid_for_is_subtracted_token_by_token_from_the_reward(

@@ -13,6 +13,7 @@ from rllm.models.directory import load_model
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.learning import learn
+from rllm.trainer.replay import replay
 from rllm.trainer.schedules import learning_rate
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 
@@ -175,6 +176,78 @@ def test_tasks_without_an_id_are_told_apart_over_several_rounds(letters: ModuleT
     )
     trainer.train()
     assert _tasks_by_step(tmp_path, 1) == [set(map(str, range(8)))]
+
+
+def _stored(run: Path, step: int) -> dict[str, list[Episode]]:
+    with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
+        by_task: dict[str, list[Episode]] = {}
+        for episode in store.episodes("train", step):
+            by_task.setdefault(episode.task_id, []).append(episode)
+    return by_task
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_group_whose_first_attempts_are_solved_alike_is_not_played_on(
+    letters: ModuleType, tmp_path: Path, dynamic: bool
+) -> None:
+    filters = {"filters": {"dynamic": dynamic, "first_attempts": 2, "max_rounds": 3 if dynamic else 4}}
+    changes = letters.merged(letters.merged(DYNAMIC, {"rollout": {"tasks_per_step": 4}}), filters)
+    tied = _tied_letters(letters, "ACEG")
+    nameless = [{"letter": task["letter"]} for task in letters.TASKS]
+    letters.make_trainer(tmp_path, changes, env_class=tied, train_dataset=nameless).train()
+    stopped = 0
+    for line in _lines(tmp_path):
+        groups = _stored(tmp_path, line["step"])
+        for attempts in groups.values():
+            first = [each.trajectories[0].reward or 0.0 for each in attempts[:2]]
+            is_solved = first[0] == first[1] > 0.0
+            assert [each.rollout_idx for each in attempts] == list(range(2 if is_solved else 8))
+            stopped += is_solved
+        assert line["tasks"] * 8 == line["episodes"] + line["attempts_not_played"]
+        assert line["attempts_not_played"] == 6 * line["tasks_solved_first"]
+        assert line["groups"] + line["groups_rejected"] == line["tasks"] == len(groups)
+    assert stopped >= 4
+    result = replay(letters.make_trainer(tmp_path, changes, env_class=tied, train_dataset=nameless))
+    assert result.is_identical, result.differences
+
+
+def test_the_rest_of_a_group_is_what_it_would_have_been_had_it_been_played_at_once(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    for name, filters in (("whole", {}), ("first", {"first_attempts": 2})):
+        changes = letters.merged(
+            DYNAMIC, {"steps": 1, "filters": {"dynamic": False, "max_rounds": 4} | filters}
+        )
+        letters.make_trainer(tmp_path / name, changes).train()
+    whole, first = (_stored(tmp_path / name, 0) for name in ("whole", "first"))
+    assert any(len(attempts) == 8 for attempts in first.values())
+    for task_id, attempts in first.items():
+        for mine, theirs in zip(attempts, whole[task_id], strict=False):
+            for one, other in zip(mine.trajectories[0].steps, theirs.trajectories[0].steps, strict=True):
+                assert one.response_ids == other.response_ids
+                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_a_workflow_of_two_policies_stops_where_every_role_was_paid_alike(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    class Pair(letters.PairWorkflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            episode = await super().run(task, uid, **kwargs)
+            if task["letter"] in "ACEG":
+                episode.is_correct = True
+                for trajectory in episode.trajectories:
+                    trajectory.reward = 1.0
+            return episode
+
+    changes = {"steps": 1, "warm_start": {"steps": 0}, "evaluation": {"num_tasks": 1, "every_steps": 0}}
+    changes |= {"rollout": {"tasks_per_step": 8, "group_size": 4}, "filters": {"first_attempts": 2}}
+    letters.make_pair_trainer(tmp_path, changes, workflow_class=Pair).train()
+    (line,) = _lines(tmp_path)
+    sizes = {groups[0].task["letter"]: len(groups) for groups in _stored(tmp_path, 0).values()}
+    assert {sizes[letter] for letter in "ACEG"} == {2}
+    assert 4 in sizes.values()
+    assert line["attempts_not_played"] == 2 * line["tasks_solved_first"] == 32 - line["episodes"]
 
 
 def test_a_loss_or_an_estimator_that_is_not_there_is_refused_before_a_run_begins(

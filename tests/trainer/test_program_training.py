@@ -60,6 +60,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+def test_a_program_that_solves_its_tasks_alike_at_first_is_not_run_again(tmp_path: Path) -> None:
+    changes = {"steps": 1, "warm_start": {"steps": 0}, "filters": {"first_attempts": 2}}
+    trainer_of(tmp_path, changes, evaluator=rllm.evaluator(lambda task, episode: 1.0)).train()
+    (line,) = [each for each in read_metrics(tmp_path / "metrics.jsonl") if each["phase"] == "train"]
+    assert (line["episodes"], line["attempts_not_played"], line["calls"], line["groups_tied"]) == (4, 4, 4, 2)
+
+
 def test_a_program_is_trained_on_exactly_the_tokens_that_its_calls_sampled(finished: Path) -> None:
     lines = [line for line in read_metrics(finished / "metrics.jsonl") if line["phase"] == "train"]
     assert len(lines) == 2

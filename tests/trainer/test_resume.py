@@ -159,6 +159,30 @@ def test_a_trained_model_killed_between_steps_ends_with_the_same_weights_to_the_
     assert _result(run) == whole
 
 
+FIRST_ATTEMPTS: dict[str, Any] = {
+    **TRAINED,
+    "rollout": {"max_tokens_per_turn": 20, "group_size": 5, "tasks_per_step": 3},
+    "filters": {"first_attempts": 2},
+}
+
+
+def test_a_run_killed_between_the_first_attempts_and_the_rest_plays_the_same_rest(
+    ask: Ask, tmp_path: Path
+) -> None:
+    assert ask(tmp_path / "whole", changes=FIRST_ATTEMPTS)["signal"] == 0
+    whole = _result(tmp_path / "whole")
+    lines = [line for line in whole["metrics"] if line["phase"] == "train"]
+    assert all(line["episodes"] + line["attempts_not_played"] == 15 for line in lines)
+    assert 0 < sum(line["attempts_not_played"] for line in lines) < 27, "some groups stop, some go on"
+    run = tmp_path / "run"
+    assert ask(run, changes=FIRST_ATTEMPTS, die_at_line=["before", 0])["signal"] == 9
+    # Two turns each of the first two attempts at three tasks, then into the rest.
+    assert ask(run, changes=FIRST_ATTEMPTS, die_at_answer=12 + 3)["signal"] == 9
+    assert ask(run, changes=FIRST_ATTEMPTS, die_at_line=["train", 1])["signal"] == 9
+    assert ask(run, changes=FIRST_ATTEMPTS)["signal"] == 0
+    assert _result(run) == whole
+
+
 # ---- two policies ------------------------------------------------------------------------------------------
 
 PAIR = ("solver", "judge")

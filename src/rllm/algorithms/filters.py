@@ -2,15 +2,19 @@
 
 groups ──► rejected_groups(min_reward_std) ──► left out, counted; replaced by further tasks where sampling is
                                         dynamic
+first attempts ──► all solved, paid alike? ──yes──► the group stops
+                       └──no──► the others are played; continued_group_weight makes up for those that stopped
 answer of L tokens ──► overlong_cost(L) ──► less reward
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 import numpy as np
 
+from rllm.errors import CountError
 from rllm.types.episode import LEARNABLE, Episode, TrajectoryGroup
 
 GroupKey = tuple[str, str]
@@ -42,6 +46,57 @@ def rejected_groups(
         if len(numbers) == len(group_rewards) and not has_signal(numbers, min_reward_std):
             keys.append(key)
     return keys
+
+
+Solution = tuple[tuple[str, float], ...]
+"""The reward of each role, of an attempt that solved its task."""
+
+
+def solution_of(
+    episode: Episode, rewards: Mapping[str, float], cut_off: Collection[str] = frozenset()
+) -> Solution | None:
+    """The rewards of an attempt that solved its task; None for any other attempt.
+
+    None as well where it failed, where a trajectory is `cut_off` (uids) or has no finite reward, and where
+    two trajectories of one role were paid differently: comparing these teaches something. `rewards`: uid ->
+    reward of trajectories that are paid otherwise than they say.
+    """
+    if episode.outcome not in LEARNABLE or not episode.is_correct:
+        return None
+    by_role: dict[str, float] = {}
+    for trajectory in episode.trajectories:
+        reward = rewards.get(trajectory.uid, trajectory.reward)
+        if trajectory.uid in cut_off or not is_reward(reward):
+            return None
+        if by_role.setdefault(trajectory.name, reward) != reward:
+            return None
+    return tuple(sorted(by_role.items())) or None
+
+
+def are_solved_alike(solutions_K: Sequence[Solution | None]) -> bool:
+    """Whether all attempts solved their task and were paid alike, role by role."""
+    return None not in solutions_K and len(set(solutions_K)) == 1
+
+
+def continued_group_weight(solutions_G: Sequence[Solution | None], first_attempts: int) -> float:
+    """1 / (1 - Σ_v C(n_v, k) / C(G, k)), where n_v of the G attempts have the solution v and k is
+    `first_attempts`.
+
+    The sum is the chance that the first k of these attempts, in a random order, are solved alike, so that the
+    group would have been stopped. Attempts at one task are exchangeable: weighted by one over the chance of
+    being played on (Horvitz and Thompson 1952, J. Amer. Stat. Assoc. 47), a group that was played on
+    contributes on average what whole groups contribute. Raises CountError for attempts that are all solved
+    alike: no order of them is played on.
+    """
+    counts = Counter(each for each in solutions_G if each is not None)
+    num_orders = math.comb(len(solutions_G), first_attempts)
+    num_stopped = sum(math.comb(count, first_attempts) for count in counts.values())
+    if num_stopped == num_orders:
+        raise CountError(
+            f"A group of {len(solutions_G)} attempts that are all solved alike was played on after its first "
+            f"{first_attempts}; was `filters.first_attempts` another when it was played?"
+        )
+    return num_orders / (num_orders - num_stopped)
 
 
 def is_reward(value: object) -> TypeGuard[float]:

@@ -17,6 +17,9 @@ class FiltersConfig:
     min_reward_std: float = 0.0
     """Groups whose rewards deviate by no more than this are rejected: neither compared nor learned from. At 0
     that are the tied ones, and only with `filters.dynamic`."""
+    first_attempts: int = 0
+    """Attempts at each task that are played first. Where all of them solve it and are paid alike, the rest of
+    the group is not played; the other groups are weighted up for it. 0 plays whole groups at once."""
     overlong_buffer: int = 0
     """The last so many tokens of `rollout.max_tokens_per_turn` cost the more the further an answer goes into
     them (DAPO's soft overlong punishment); 0 costs nothing."""

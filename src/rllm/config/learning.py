@@ -23,6 +23,9 @@ WITH_OWN_TIES = ("gpg",)
 WITH_OWN_CREDIT = ("gae", "gigpo", TEACHER)
 """Estimators that tell the turns of a trajectory apart themselves."""
 
+WITH_FIRST_ATTEMPTS = ("grpo", "dr_grpo", "rloo", "opo", "maxrl", "pass_at_k")
+"""Estimators of which a group depends on no other group and gets zeros where its attempts are paid alike."""
+
 
 def estimator_keys(algorithm: AlgorithmConfig, roles: Mapping[str, RoleConfig]) -> dict[str, str]:
     """Key -> the estimator that it names."""
@@ -111,6 +114,47 @@ def validate_groups(
         raise ConfigError(
             f"`algorithm.updates_per_step` is {algorithm.updates_per_step} but a step has only "
             f"{tasks_per_step} groups to share out; raise `rollout.tasks_per_step` or lower it."
+        )
+
+
+def validate_first_attempts(
+    algorithm: AlgorithmConfig,
+    filters: FiltersConfig,
+    roles: Mapping[str, RoleConfig],
+    *,
+    group_size: int,
+    steps_ahead: int,
+) -> None:
+    """Raises ConfigError for `filters.first_attempts` where a group could not be stopped after them."""
+    first = filters.first_attempts
+    where = f"`filters.first_attempts` is {first}"
+    if first == 0:
+        return
+    if not 2 <= first < group_size:
+        raise ConfigError(
+            f"{where} and `rollout.group_size` is {group_size}; set it to 2 at least and below the size of "
+            "the group, or to 0, which plays whole groups at once."
+        )
+    for key, name in estimator_keys(algorithm, roles).items():
+        if name not in WITH_FIRST_ATTEMPTS and not is_own(name):
+            raise ConfigError(
+                f"{where}, but `{key}` is {name!r}, which may learn from attempts that were paid alike; "
+                f"choose one of {', '.join(WITH_FIRST_ATTEMPTS)}, or set `filters.first_attempts` to 0."
+            )
+    if algorithm.credit == "turn":
+        raise ConfigError(
+            f'{where}, but `algorithm.credit` is "turn", which may learn from attempts that were paid alike; '
+            'set the credit to "trajectory" or "discounted".'
+        )
+    if algorithm.kl_coef and algorithm.kl_in == "reward":
+        raise ConfigError(
+            f'{where}, but `algorithm.kl_in` is "reward", so that no two attempts are paid alike; set it to '
+            '"loss".'
+        )
+    if steps_ahead:
+        raise ConfigError(
+            f"{where} and `schedule.max_staleness` is {steps_ahead}: the rest of a group would be played by "
+            'newer weights than its first attempts. Set `schedule.kind` to "sync".'
         )
 
 

@@ -22,6 +22,7 @@ from rllm.config.learning import (
     WITH_GREEDY,
     estimator_keys,
     validate_estimators,
+    validate_first_attempts,
     validate_groups,
     validate_overlong,
 )
@@ -382,6 +383,13 @@ class TrainConfig:
                 group_size=rollout.group_size,
                 tasks_per_step=rollout.tasks_per_step,
             )
+            validate_first_attempts(
+                self.algorithm,
+                self.filters,
+                self.roles,
+                group_size=rollout.group_size,
+                steps_ahead=self.schedule.steps_ahead,
+            )
         validate_distillation(
             self.distill,
             self.algorithm,
@@ -514,6 +522,7 @@ class TrainConfig:
         episodes = rollout.tasks_per_step * rollout.group_size
         greedy = rollout.tasks_per_step if self.estimators() & set(WITH_GREEDY) else 0
         most = episodes * (filters.max_rounds if filters.dynamic else 1) + greedy
+        first = filters.first_attempts
         per_lease = self.cluster.tasks_per_lease(rollout.group_size)
         cluster = {
             "rollout_workers": self.cluster.workers,
@@ -528,6 +537,7 @@ class TrainConfig:
             "episodes_per_step": episodes,
             "greedy_episodes_per_step": greedy,
             "most_episodes_per_step": most,
+            **({"fewest_episodes_per_step": rollout.tasks_per_step * first} if first else {}),
             "episodes_in_total": episodes * self.steps,
             "most_episodes_in_total": most * self.steps,
             "optimizer_updates_per_step": updates,

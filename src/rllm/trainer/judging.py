@@ -1,17 +1,27 @@
 """The pay of each trajectory of a step, its comparison group, and the trajectories left out, with the reason.
 
 episodes ──► truncation ──► overlong answers ──► groups (task, role) ──► groups without signal are rejected
+first attempts ──► the same payments ──► tasks that all of them solved alike are not played on
 greedy attempts ──► the same payments ──► one baseline for each (task, role)
 
 A pure function of the episodes, so that the loop can ask which tasks are worth a further round, and a stored
 run comes to the same.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rllm.algorithms.estimators import estimator_named
-from rllm.algorithms.filters import GroupKey, is_reward, overlong_rewards, rejected_groups
+from rllm.algorithms.filters import (
+    GroupKey,
+    Solution,
+    are_solved_alike,
+    continued_group_weight,
+    is_reward,
+    overlong_rewards,
+    rejected_groups,
+    solution_of,
+)
 from rllm.algorithms.grouping import GroupingCounts, group_episodes
 from rllm.algorithms.truncation import treat_truncated
 from rllm.config.schema import TrainConfig
@@ -40,6 +50,14 @@ class Judged:
     without_baseline: list[GroupKey] = field(default_factory=list[GroupKey])
     baselines: dict[GroupKey, float] = field(default_factory=dict[GroupKey, float])
     """Mean reward of the greedy attempt's trajectories."""
+    first_attempts: int = 0
+    """`filters.first_attempts`."""
+    tasks_solved_first: list[str] = field(default_factory=list[str])
+    """Ids of the tasks that were not played on after their first attempts."""
+    attempts_not_played: int = 0
+    """The rest of the groups at those tasks."""
+    task_weights: dict[str, float] = field(default_factory=dict[str, float])
+    """Task id -> factor of its groups' advantages, of the tasks that were played on where others were not."""
 
     def leave_out(self, keys: Sequence[GroupKey], reason: str) -> None:
         """Neither compare nor learn from these groups."""
@@ -56,6 +74,8 @@ def judge(
     cut_off, rewards = _paid_rewards(config, episodes)
     groups, counts = group_episodes(episodes, cut_off)
     result = Judged(groups=groups, counts=counts, rewards=rewards, left_out=dict.fromkeys(cut_off, TRUNCATED))
+    if config.filters.first_attempts:
+        _note_first_attempts(config, result, _solutions(episodes, rewards, cut_off))
     if config.filters.rejects:
         result.rejected = rejected_groups(groups, rewards, config.filters.min_reward_std)
         result.leave_out(result.rejected, NO_SIGNAL)
@@ -68,6 +88,36 @@ def judge(
         ]
         result.leave_out(result.without_baseline, NO_BASELINE)
     return result
+
+
+def tasks_solved_first(config: TrainConfig, first_episodes: Sequence[Episode]) -> set[str]:
+    """Ids of the tasks that all of their first attempts solved and were paid alike."""
+    cut_off, rewards = _paid_rewards(config, first_episodes)
+    solutions = _solutions(first_episodes, rewards, cut_off)
+    return {task_id for task_id, solutions_K in solutions.items() if are_solved_alike(solutions_K)}
+
+
+def _note_first_attempts(
+    config: TrainConfig, judgement: Judged, solutions_by_task: Mapping[str, Sequence[Solution | None]]
+) -> None:
+    """Note which tasks were stopped after their first attempts, and the weights of those that went on."""
+    judgement.first_attempts = first_attempts = config.filters.first_attempts
+    for task_id, solutions in solutions_by_task.items():
+        if len(solutions) <= first_attempts:
+            judgement.tasks_solved_first.append(task_id)
+            judgement.attempts_not_played += config.rollout.group_size - len(solutions)
+        else:
+            judgement.task_weights[task_id] = continued_group_weight(solutions, first_attempts)
+
+
+def _solutions(
+    episodes: Iterable[Episode], rewards: Mapping[str, float], cut_off: Collection[str]
+) -> dict[str, list[Solution | None]]:
+    """Task id -> what `solution_of` says of each of its attempts."""
+    by_task: dict[str, list[Solution | None]] = {}
+    for each in episodes:
+        by_task.setdefault(each.task_id, []).append(solution_of(each, rewards, cut_off))
+    return by_task
 
 
 def needs_greedy(config: TrainConfig) -> bool:

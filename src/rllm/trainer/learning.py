@@ -210,12 +210,36 @@ def advantages(config: TrainConfig, judgement: Judged, step: int) -> dict[str, T
         credit=config.algorithm.credit,
         context=context_of(config, step),
     )
+    _weigh_continued_groups(config, judgement, turn_advantages)
     for (_, role), group in judgement.groups.items():
         if is_token_level(config, role):
             turn_advantages |= {
                 each.uid: np.arange(1.0, len(each.steps) + 1.0) for each in group.trajectories
             }
     return turn_advantages
+
+
+def _weigh_continued_groups(
+    config: TrainConfig, judgement: Judged, advantages: dict[str, TurnAdvantages]
+) -> None:
+    """Multiply the advantages of groups that were played on after their first attempts, so that they stand
+    for those that were not.
+
+    Raises ConfigError for an estimator of the user's that learns from attempts which were paid alike.
+    """
+    solved_ids = set(judgement.tasks_solved_first)
+    for (task_id, role), group in judgement.groups.items():
+        weight = judgement.task_weights.get(task_id, 1.0)
+        for each in group.trajectories:
+            turns = advantages[each.uid]
+            if task_id in solved_ids and any(np.any(turn) for turn in turns):
+                raise ConfigError(
+                    f"`{config.estimator_of(role)}` gives advantages to attempts at task {task_id} that were "
+                    "all paid alike, of which `filters.first_attempts` leaves out the rest; set that to 0, "
+                    "or mend the estimator."
+                )
+            if weight != 1.0:
+                advantages[each.uid] = [weight * turn for turn in turns]
 
 
 def tied_groups(

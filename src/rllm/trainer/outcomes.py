@@ -102,12 +102,18 @@ def num_sampled(episodes: Sequence[Episode]) -> int:
 
 
 def step_metrics(episodes: Sequence[Episode], judgement: Judged, batch: TrainingBatch) -> dict[str, Any]:
-    """The metrics of a training step's episodes."""
+    """The metrics of a training step's episodes.
+
+    With `filters.first_attempts`, `success`, `reward_mean` and those of roles are of the first attempts.
+    """
     counts = judgement.counts
-    rewards = [episode.reward for episode in episodes if episode.outcome in LEARNABLE]
+    # Tasks that were solved first have fewer attempts: a mean over all would be one of the harder tasks.
+    first = judgement.first_attempts
+    first_episodes = [each for each in episodes if not first or each.rollout_idx < first]
+    rewards = [episode.reward for episode in first_episodes if episode.outcome in LEARNABLE]
     turns = sum(len(each.steps) for episode in episodes for each in episode.trajectories)
     return {
-        "success": sum(episode.is_correct for episode in episodes) / max(1, counts.learnable),
+        "success": sum(episode.is_correct for episode in first_episodes) / max(1, len(rewards)),
         "reward_mean": sum(rewards) / max(1, len(rewards)),
         "episodes": counts.episodes,
         "failed": counts.removed,
@@ -122,9 +128,17 @@ def step_metrics(episodes: Sequence[Episode], judgement: Judged, batch: Training
         **{f"tokens.{name}": count for name, count in batch.token_counts.items()},
         **{
             f"role.{role}.{name}": value
-            for role, facts in role_facts(episodes).items()
+            for role, facts in role_facts(first_episodes).items()
             for name, value in facts.items()
         },
+        **(
+            {
+                "tasks_solved_first": len(judgement.tasks_solved_first),
+                "attempts_not_played": judgement.attempts_not_played,
+            }
+            if first
+            else {}
+        ),
     }
 
 

@@ -1,14 +1,15 @@
 """The episodes of a step, round by round until there is enough to compare.
 
     next tasks ──► group_size attempts each ──► tasks with signal < tasks_per_step? ──yes, dynamic──┐
-        ▲                                                │ no, or that was the last round           │
+        ▲    └ `filters.first_attempts` of them first;   │ no, or that was the last round           │
+        │      the rest where these did not settle it    │                                          │
         └────────────────────────────────────────────────┼──────────────────────────────────────────┘
                                                          └──► one greedy attempt each, where an estimator asks
 
 Which tasks come next is the curriculum's to say; what it knows is part of the run's state.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,14 +17,14 @@ from typing import Any
 from rllm.config.schema import TrainConfig
 from rllm.data.curriculum import Curriculum
 from rllm.engine.attempts import EpisodeEngine
-from rllm.trainer.judging import needs_greedy, tasks_with_signal
+from rllm.trainer.judging import needs_greedy, tasks_solved_first, tasks_with_signal
 from rllm.trainer.learning import Learner
 from rllm.trainer.outcomes import require_one_that_did_not_fail
 from rllm.trainer.schedules import temperature
 from rllm.trainer.trainable import fail_untrainable
 from rllm.types.episode import Episode, Step
 from rllm.types.messages import SamplingParams
-from rllm.types.task import Task, task_id_of
+from rllm.types.task import EpisodeId, Task, task_id_of
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,10 +79,9 @@ async def sample_step(
     while len(telling) < config.rollout.tasks_per_step and rollouts.rounds < max_rounds(config):
         missing = config.rollout.tasks_per_step - len(telling)
         tasks = curriculum.batch(step, missing)
-        if config.filters.rejects:
+        if config.filters.rejects or config.filters.first_attempts:
             tasks = [_with_id(task, number) for number, task in enumerate(tasks, start=len(rollouts.tasks))]
-        episodes = await _sample(engine, tasks, f"train/{step}", sampling, config.rollout.group_size)
-        fail_untrainable(episodes, learner.policies, config.rollout.max_failed_fraction)
+        episodes = await _sample_groups(engine, learner, tasks, f"train/{step}", sampling)
         rollouts.episodes += episodes
         rollouts.tasks += tasks
         rollouts.rounds += 1
@@ -113,15 +113,49 @@ def sampling_of(config: TrainConfig, temperature: float = 1.0) -> SamplingParams
     )
 
 
+def _id_of(task: Any) -> str:
+    """The id of a task that has one."""
+    return task_id_of(task, 0)
+
+
 def _with_id(task: Any, number: int) -> Any:
     """A task without an id is named by its place in the step: rounds, and what is left of them, must
     agree."""
     return task if isinstance(task, Task) else {**task, "task_id": task_id_of(task, number)}
 
 
-async def _sample(
-    engine: EpisodeEngine, tasks: Sequence[Any], purpose: str, sampling: SamplingParams, group_size: int
+async def _sample_groups(
+    engine: EpisodeEngine, learner: Learner, tasks: Sequence[Any], purpose: str, sampling: SamplingParams
 ) -> list[Episode]:
-    run = engine.run(tasks, group_size=group_size, purpose=purpose, sampling=sampling)
+    """`group_size` attempts at each task; of tasks that their first attempts settle, these alone.
+
+    Which tasks those are follows from the first attempts, which are the same on all ranks and after a resume.
+    """
+    config, group_size = learner.config, learner.config.rollout.group_size
+    first = config.filters.first_attempts
+    episodes = await _sample(engine, tasks, purpose, sampling, first or group_size)
+    fail_untrainable(episodes, learner.policies, config.rollout.max_failed_fraction)
+    if not first:
+        return episodes
+    solved_ids = tasks_solved_first(config, episodes)
+    if open_tasks := [task for task in tasks if _id_of(task) not in solved_ids]:
+        first_ids = {
+            EpisodeId(task_id=_id_of(task), attempt=each) for task in open_tasks for each in range(first)
+        }
+        others = await _sample(engine, open_tasks, purpose, sampling, group_size, first_ids)
+        fail_untrainable(others, learner.policies, config.rollout.max_failed_fraction)
+        episodes += others
+    return episodes
+
+
+async def _sample(
+    engine: EpisodeEngine,
+    tasks: Sequence[Any],
+    purpose: str,
+    sampling: SamplingParams,
+    group_size: int,
+    skip: Collection[EpisodeId] = (),
+) -> list[Episode]:
+    run = engine.run(tasks, group_size=group_size, purpose=purpose, sampling=sampling, skip=skip)
     async with aclosing(run) as running:
         return sorted([each async for each in running], key=lambda each: (each.task_id, each.rollout_idx))
