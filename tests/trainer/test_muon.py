@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +62,22 @@ def test_the_machine_gives_one_answer_and_an_accelerator_has_bfloat16() -> None:
     assert faster_dtype("cpu") in ("float32", "bfloat16")
     assert faster_dtype("cpu") == faster_dtype("cpu")
     assert faster_dtype("cuda") == "bfloat16"
+
+
+@pytest.mark.parametrize(("bfloat16_s", "num_trials"), [(1.0, 5), (30.0, 1)])
+def test_a_data_type_that_is_far_slower_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, bfloat16_s: float, num_trials: int
+) -> None:
+    clock, dtypes = [0.0], list[torch.dtype]()
+
+    def orthogonalized(matrix: torch.Tensor, dtype: torch.dtype) -> None:
+        dtypes.append(dtype)
+        clock[0] += bfloat16_s if dtype is torch.bfloat16 else 1.0
+
+    monkeypatch.setattr(torch_muon, "orthogonalized", orthogonalized)
+    monkeypatch.setattr(torch_muon, "time", SimpleNamespace(process_time=lambda: clock[0]))
+    assert faster_dtype.__wrapped__("cpu") == "float32"
+    assert dtypes == [torch.float32, torch.bfloat16] * num_trials
 
 
 class _StopsAt:

@@ -25,6 +25,8 @@ EPS = 1e-7
 SIDE, NUM_TRIALS = 256, 5
 """The side of the matrix that the precision is measured on, and the number of trials: milliseconds, and the
 same for every model."""
+FAR_SLOWER = 3.0
+"""Times as long as float32 takes: no further trial would make up for it."""
 CLEARLY = 0.8
 """bfloat16 is taken where it needs less than this share of float32's time. With its own instructions it needs
 0.4 to 0.5, without them 5 to 15 times as much, so that noise cannot turn the choice."""
@@ -127,4 +129,6 @@ def faster_dtype(device_type: str) -> str:
             start = time.process_time()
             orthogonalized(matrix, dtype_named(name))
             seconds[name] = min(seconds[name], time.process_time() - start)
+        if seconds["bfloat16"] > FAR_SLOWER * seconds["float32"]:
+            break  # a CPU without instructions for bfloat16: further trials take a second and change nothing
     return "bfloat16" if seconds["bfloat16"] < CLEARLY * seconds["float32"] else "float32"
