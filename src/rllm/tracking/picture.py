@@ -8,6 +8,7 @@ The only file that imports matplotlib, and only while it draws.
 """
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,11 @@ _SAMPLED, _GREEDY, _UNTRAINED, _INK = "#1f6fb4", "#d1622b", "#8a8a8a", "#333333"
 _RUN_COLORS = ("#1f6fb4", "#d1622b", "#3a923a", "#8c5fb0", "#b5403f", "#7a6a58", "#cf6fb0", "#3fa7b0")
 _LABEL_HEIGHT = 0.045
 """The height of one line of text, as a success rate."""
+_AXES = (0.1, 0.12, 0.83, 0.8)
+"""Left, bottom, width and height, as parts of the picture. A layout that fits itself to the texts takes twice
+the time, and every run draws a picture."""
+_LEGEND_ROW = 0.04
+"""The height of one row of the legend below the axes, as a part of the picture."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -180,15 +186,13 @@ def draw_loss_curve(
 
 def _new_figure(title: str, x_axis: XAxis, *, unit: str = "success rate") -> tuple["Figure", "Axes"]:
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.ticker import PercentFormatter
     except ModuleNotFoundError as error:
         raise MissingExtraError("matplotlib", "train") from error
-    figure = Figure(figsize=(10, 6), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontsize=15, color=_INK, pad=12)
+    figure = Figure(figsize=(10, 6), dpi=100)
+    axes = figure.add_axes(_AXES)
+    axes.set_title(title, loc="left", fontsize=15, color=_INK, pad=12, y=1.0)
     axes.set_xlabel("seconds" if x_axis == "seconds" else "training step", fontsize=12, color=_INK)
     axes.set_ylabel(unit, fontsize=12, color=_INK)
     if unit == "success rate":
@@ -287,15 +291,20 @@ def _save(figure: "Figure", axes: "Axes", path: Path) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         ncols = 2 if len(handles) == 4 else 3  # four would make a row wider than the picture
+        left, bottom, width, height = _AXES
+        legend_height = _LEGEND_ROW * math.ceil(len(handles) / ncols)
+        axes.set_position((left, bottom + legend_height, width, height - legend_height))
         figure.legend(
             handles,
             labels,
-            loc="outside lower center",
+            loc="lower center",
             ncols=ncols,
             frameon=False,
             fontsize=11,
             labelcolor=_INK,
         )
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     png = io.BytesIO()
-    figure.savefig(png, format="png")
+    FigureCanvasAgg(figure).print_png(png)  # `savefig` draws twice
     write_atomic(path, png.getvalue())
