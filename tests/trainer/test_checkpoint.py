@@ -1,6 +1,7 @@
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,18 @@ def test_a_checkpoint_gives_back_where_the_run_was_and_its_weights(
     _shifted(learner, 0.0)
     assert load_latest(tmp_path, {"": learner}) == _state(3)
     assert (learner.model.norm == 7.0).all()
+
+
+def test_seconds_of_a_phase_add_up_over_its_blocks_also_those_that_raise() -> None:
+    state, start_s = RunState(phase_s={"train": 100.0}), time.perf_counter()
+    with state.time_phase("report"):
+        time.sleep(0.001)
+    with pytest.raises(KeyboardInterrupt), state.time_phase("train"):
+        raise KeyboardInterrupt
+    elapsed_s = time.perf_counter() - start_s
+    assert 0.0 < state.phase_s["report"] <= elapsed_s
+    assert 100.0 < state.phase_s["train"] <= 100.0 + elapsed_s
+    assert state.wall_s == sum(state.phase_s.values())
 
 
 def test_several_policies_have_a_directory_each(decoder: Make, backend: Make, tmp_path: Path) -> None:

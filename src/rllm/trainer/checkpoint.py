@@ -20,8 +20,10 @@ import hashlib
 import json
 import logging
 import platform
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import metadata
@@ -77,6 +79,20 @@ class RunState:
     @property
     def position(self) -> int:
         return self.warm_steps + self.steps
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of work on the run so far."""
+        return sum(self.phase_s.values())
+
+    @contextmanager
+    def time_phase(self, phase: str) -> Iterator[None]:
+        """Add the seconds of the block to those of the phase, also where it raises."""
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phase_s[phase] = self.phase_s.get(phase, 0.0) + time.perf_counter() - start_s
 
 
 Backends = Mapping[str, TrainingBackend | Critic]

@@ -15,9 +15,8 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -156,7 +155,7 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
     for step in range(state.steps, config.steps):
         if state.has_ended_early:
             break
-        with _time_phase(state, "train"):
+        with state.time_phase("train"):
             start_s, sampled_s = time.perf_counter(), _sampler_busy_s(run)
             work_before = sampler_work(run.clients)
             rollouts = await ahead.step(step)
@@ -192,7 +191,7 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
             "tokens_per_s": batch.token_counts["sampled"]
             / (elapsed_s if config.schedule.steps_ahead else ahead.metrics["rollout_s"]),
             "step_s": elapsed_s,
-            "run_s": wall_s(state),
+            "run_s": state.wall_s,
         }
         run.tracker.log(step, "train", metrics)
         run.is_whole = True
@@ -242,13 +241,13 @@ async def warm_start(run: TrainingRun) -> None:
     for step in range(state.warm_steps, warm.steps):
         await asyncio.sleep(0)  # Ctrl-C takes effect here, where the run is whole
         run.is_whole = False
-        with _time_phase(state, "warm_start"):
+        with state.time_phase("warm_start"):
             updates_before = update_work(run.learner.backends())
             metrics = await _in_learner(run, partial(imitate, run.learner, step))
             metrics |= updates_since(updates_before, run.learner.backends())
             state.warm_steps = step + 1
         metrics = _with_shares(run, metrics)
-        run.tracker.log(step, "warm_start", {**metrics, "total_steps": warm.steps, "run_s": wall_s(state)})
+        run.tracker.log(step, "warm_start", {**metrics, "total_steps": warm.steps, "run_s": state.wall_s})
         if state.warm_steps == warm.steps:
             run.learner.begin_reinforcement()
             if run.learner.references:
@@ -278,7 +277,7 @@ async def report(run: TrainingRun, name: str) -> None:
     if name in state.reports:
         return
     run.tracker.begin(name)
-    with _time_phase(state, f"report_{name}"):
+    with state.time_phase(f"report_{name}"):
         run.policies.publish()
         on_progress = _progress(run.tracker, 2 * len(run.heldout_tasks))
         sampled_report, episodes = await evaluate(
@@ -323,7 +322,7 @@ async def report(run: TrainingRun, name: str) -> None:
             "failed": sampled_report.failed + greedy.failed,
             **({"score": score["score"]} if score else {}),
             **teacher_metrics,
-            "run_s": wall_s(state),
+            "run_s": state.wall_s,
         },
     )
     run.save()
@@ -390,11 +389,6 @@ def greedy_phase(name: str) -> str:
     return f"{name}.greedy"
 
 
-def wall_s(state: RunState) -> float:
-    """Seconds of work on the run so far."""
-    return sum(state.phase_s.values())
-
-
 def summary_of(run: TrainingRun) -> dict[str, Any]:
     """The content of `summary.json`."""
     state = run.state
@@ -409,7 +403,7 @@ def summary_of(run: TrainingRun) -> dict[str, Any]:
         **state.reports,
         "tasks": run.facts.to_dict(),
         **skill_facts,
-        "wall_s": wall_s(state),
+        "wall_s": state.wall_s,
         "phase_s": state.phase_s,
         "sampled_tokens": state.sampled_tokens,
         "best": state.best,
@@ -422,12 +416,3 @@ def summary_of(run: TrainingRun) -> dict[str, Any]:
 async def _in_learner(run: TrainingRun, work: Callable[[], Result]) -> Result:
     """Heavy work in the one learner thread, so that the event loop and the live view stay responsive."""
     return await asyncio.get_running_loop().run_in_executor(run.learner_thread, work)
-
-
-@contextmanager
-def _time_phase(state: RunState, phase: str) -> Iterator[None]:
-    start_s = time.perf_counter()
-    try:
-        yield
-    finally:
-        state.phase_s[phase] = state.phase_s.get(phase, 0.0) + time.perf_counter() - start_s

@@ -295,12 +295,10 @@ class Pass:
             + concatenated
         )
         lora = self.lora_rank * self.num_targets * batch.num_tokens
-        head_norms = shape.num_heads + shape.num_kv_heads if shape.qk_norm else 0
-        inverse = (1 + head_norms) * batch.num_tokens + (1 + shape.num_heads) * num_finished
         norms = self._norms(batch.num_tokens + num_finished)
         if shape.qk_norm and self.upcasts_norms:
             norms += 2 * FLOAT * (queries + sizes.keys // 2) * batch.num_tokens
-        return self.element * elements + FLOAT * (lora + inverse) + norms
+        return self.element * elements + FLOAT * lora + norms
 
     def _norms(self, num_states: int) -> int:
         """Bytes that norms of so many states keep beyond the states themselves."""

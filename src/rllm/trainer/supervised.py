@@ -24,8 +24,8 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -316,7 +316,7 @@ def fit(run: SupervisedRun) -> None:
 
     run.tracker.begin("train")
     for step in range(state.steps, job.steps):
-        with _time_phase(state, "train"):
+        with state.time_phase("train"):
             start_s = time.perf_counter()
             rate = learning_rate_at(config.optimizer, step, job.steps)
             updates_before = update_work({"": job.backend})
@@ -332,7 +332,7 @@ def fit(run: SupervisedRun) -> None:
             metrics |= run.machine.shares(metrics)
         if "tokens" in metrics:
             metrics["tokens_per_s"] = metrics["tokens"] / elapsed_s
-        metrics |= {"total_steps": job.steps, "step_s": elapsed_s, "run_s": _wall_s(state)}
+        metrics |= {"total_steps": job.steps, "step_s": elapsed_s, "run_s": state.wall_s}
         run.tracker.log(step, "train", metrics)
         is_last = state.steps == job.steps
         is_best = "heldout_loss" in metrics and state.is_best(-metrics["heldout_loss"])
@@ -349,9 +349,9 @@ def report(run: SupervisedRun, name: str) -> None:
     if name in state.reports:
         return
     run.tracker.begin(name)
-    with _time_phase(state, f"report_{name}"):
+    with state.time_phase(f"report_{name}"):
         metrics = run.job.evaluate()
-    run.tracker.log(0, name, {**metrics, "run_s": _wall_s(state)})
+    run.tracker.log(0, name, {**metrics, "run_s": state.wall_s})
     state.reports[name] = dict(metrics)
     run.save()
     run.stopping.raise_if_asked()
@@ -396,7 +396,7 @@ def summary_of(run: SupervisedRun) -> dict[str, Any]:
         **state.reports,
         "steps": state.steps,
         "trained_tokens": sum(line.get("trained_tokens", 0) for line in lines),
-        "wall_s": _wall_s(state),
+        "wall_s": state.wall_s,
         "phase_s": state.phase_s,
         "machines": run.directory.machines(),
         "parameters_sha256": run.job.policy.parameters_sha256(),
@@ -425,17 +425,3 @@ def _draw_curve(directory: RunDirectory, kind: str, summary: Mapping[str, Any]) 
         title=f"rllm {kind}",
         measured_on=summary.get("measured_on", "measured rows"),
     )
-
-
-def _wall_s(state: "RunState") -> float:
-    """Seconds of work on the run so far."""
-    return sum(state.phase_s.values())
-
-
-@contextmanager
-def _time_phase(state: "RunState", phase: str) -> Iterator[None]:
-    start_s = time.perf_counter()
-    try:
-        yield
-    finally:
-        state.phase_s[phase] = state.phase_s.get(phase, 0.0) + time.perf_counter() - start_s
