@@ -198,7 +198,10 @@ def test_critics_references_and_adapters_count_once_each() -> None:
     plain = plan_of(config_of()).parts
     held = plan_of(config_of(algorithm__kl_coef=0.1)).parts
     assert held.reference == held.weights == plain.weights
-    assert plan_of(config_of(algorithm__kl_coef=0.1, lora__rank=4)).parts.reference == 0
+    for warm_steps, copies in ((0, 0), (1, 1)):  # a warm start makes the reference another adapter
+        settings = {"algorithm__kl_coef": 0.1, "lora__rank": 4, "warm_start__steps": warm_steps}
+        adapted = plan_of(config_of(**settings)).parts
+        assert adapted.reference == copies * adapted.gradients
     judged = plan_of(config_of(critic__trunk="separate", algorithm__estimator="gae")).parts
     assert judged.critic == plain.weights + plain.gradients + plain.optimizer
 

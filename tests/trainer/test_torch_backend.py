@@ -1,5 +1,8 @@
+import copy
 import random
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from rllm.algorithms.aggregation import FixedLength, token_weights
 from rllm.algorithms.correction import Correction
 from rllm.algorithms.losses import ImitationLoss, Loss, PolicyLoss, TokenInputs
 from rllm.algorithms.surrogates import ClippedRatio, GeometricMean, SequenceRatio
+from rllm.distributed import ALONE, RankGroup
 from rllm.errors import CheckpointError, NumericsError
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.types.sample import TrainingSample
@@ -421,3 +425,57 @@ def test_the_checkpoint_of_another_model_is_refused(decoder: Make, backend: Make
         backend(decoder(tied=False)).load(tmp_path)
     with pytest.raises(CheckpointError, match="another model"):
         backend(decoder(hidden_size=32)).load(tmp_path)
+
+
+class ThreadRanks(RankGroup):
+    """Ranks that are threads of one process, so that a test sees what each of them computes."""
+
+    def __init__(self, rank: int, slots: list[Any], barrier: threading.Barrier, tensor_size: int) -> None:
+        self.rank, self.size, self.tensor_size = rank, len(slots), tensor_size
+        self._slots, self._barrier = slots, barrier
+
+    def gather(self, value: Any) -> list[Any]:
+        self._slots[self.rank] = value
+        self._barrier.wait(30.0)
+        values = copy.deepcopy(self._slots)  # as what another process sends is
+        self._barrier.wait(30.0)
+        return values
+
+    def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
+        return self.gather(tensor)
+
+    def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
+        of_ranks = self.gather(list(tensors))
+        for place, each in enumerate(tensors):
+            each.copy_(sum(theirs[place] for theirs in of_ranks))
+
+    def with_same_part(self) -> RankGroup:
+        return self if self.tensor_size == 1 else ALONE
+
+
+@pytest.mark.parametrize(("tensor_size", "optimizer"), [(1, "adamw"), (2, "adamw"), (2, "muon")])
+def test_two_ranks_learn_what_one_does(
+    tensor_size: int, optimizer: str, decoder: Make, backend: Make, group: Make
+) -> None:
+    """Rows split among them, or every layer; a norm that is clipped, and heads that share keys."""
+    samples = [*group("a", 3, ["ss", "sps", "s"]), *group("b", 2, ["sss", "ps"], seed=1)]
+
+    def learned(ranks: RankGroup) -> tuple[dict[str, float], dict[str, Tensor]]:
+        model = decoder(num_kv_heads=2)
+        learner = backend(model, ranks=ranks, name=optimizer, max_grad_norm=0.01)
+        for _ in range(2):
+            metrics = learner.update(samples, PolicyLoss(), 0.01)
+        learner.publish_weights()
+        return metrics, {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    metrics, weights = learned(ALONE)
+    slots, barrier = [None, None], threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        of_ranks = list(
+            pool.map(lambda rank: learned(ThreadRanks(rank, slots, barrier, tensor_size)), range(2))
+        )
+    for rank_metrics, rank_weights in of_ranks:
+        for name in ("loss", "grad_norm"):
+            assert rank_metrics[name] == pytest.approx(metrics[name], rel=1e-4)
+        for name, weight in weights.items():
+            assert torch.allclose(rank_weights[name], weight, atol=1e-5), name
