@@ -194,6 +194,16 @@ def test_the_cache_is_as_large_as_the_sampler_makes_it() -> None:
     assert cache_bytes(shape, 3, 200, 4, cache_tokens=224) == cache_bytes(shape, 1, 200, 4)
 
 
+def test_each_answer_at_a_time_has_its_logits_and_there_are_no_more_than_slots() -> None:
+    shape = shape_of("builtin:tiny")
+    assert shape is not None
+    plans = [
+        plan_of(config_of(rollout__num_parallel=number, inference__num_slots=4)) for number in (1, 2, 4, 9)
+    ]
+    growth = np.diff([plan.moments["rollout"] for plan in plans]) / (4 * shape.vocab_size)
+    assert growth.tolist() == [4, 8, 0]
+
+
 def test_critics_references_and_adapters_count_once_each() -> None:
     plain = plan_of(config_of()).parts
     held = plan_of(config_of(algorithm__kl_coef=0.1)).parts
