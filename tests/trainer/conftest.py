@@ -1,8 +1,11 @@
+import copy
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from importlib import import_module
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rllm.config.optimizer import OptimizerConfig
+from rllm.distributed import ALONE, RankGroup
 from rllm.models.builtin import create_model
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import LoadedModel, load_model
@@ -256,3 +260,46 @@ def batch(
         sample("pppss", task="hot", seed=8, temperature=1.3),
         sample("pppss", task="cold", seed=9, temperature=0.6, advantage=-1.0),
     ]
+
+
+class _ThreadRanks(RankGroup):
+    """Ranks that are threads of one process, so that a test sees what each of them computes."""
+
+    def __init__(self, rank: int, slots: list[Any], barrier: threading.Barrier, tensor_size: int) -> None:
+        self.rank, self.size, self.tensor_size = rank, len(slots), tensor_size
+        self._slots, self._barrier = slots, barrier
+
+    def gather(self, value: Any) -> list[Any]:
+        self._slots[self.rank] = value
+        self.wait()
+        values = copy.deepcopy(self._slots)  # as what another process sends is
+        self.wait()
+        return values
+
+    def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
+        return self.gather(tensor)
+
+    def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
+        of_ranks = self.gather(list(tensors))
+        for place, each in enumerate(tensors):
+            each.copy_(sum(theirs[place] for theirs in of_ranks))
+
+    def wait(self) -> None:
+        self._barrier.wait(30.0)
+
+    def with_same_part(self) -> RankGroup:
+        return self if self.tensor_size == 1 else ALONE
+
+
+@pytest.fixture
+def on_two_ranks() -> Callable[..., list[Any]]:
+    """What `work` gives on each of two ranks."""
+
+    def run(work: Callable[[RankGroup], Any], tensor_size: int = 1) -> list[Any]:
+        slots, barrier = [None, None], threading.Barrier(2)
+        with ThreadPoolExecutor(2) as pool:
+            return list(
+                pool.map(lambda rank: work(_ThreadRanks(rank, slots, barrier, tensor_size)), range(2))
+            )
+
+    return run

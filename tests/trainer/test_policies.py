@@ -17,7 +17,7 @@ from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.learning import imitate, learn
-from rllm.trainer.policies import create_initial_models, load_initial_models
+from rllm.trainer.policies import create_initial_models, load_initial_models, save_model_by
 from rllm.trainer.replay import replay
 from rllm.types.episode import Episode
 
@@ -322,3 +322,14 @@ def test_what_only_workflows_have_is_refused_for_agents(
 def test_workflow_args_without_a_workflow_are_refused(letters: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`workflow_args` is given"):
         letters.make_trainer(tmp_path / "run", workflow_args={"n": 1})
+
+
+def test_two_ranks_write_a_file_each_of_a_model_that_is_read_as_one(
+    tiny_directory: Path, on_two_ranks: Make, tmp_path: Path
+) -> None:
+    model = load_model(tiny_directory)
+    on_two_ranks(lambda ranks: save_model_by(ranks, model, tmp_path / "model"))
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) == 2
+    weights = load_model(tmp_path / "model").model.state_dict_hf()
+    for name, weight in model.model.state_dict_hf().items():
+        assert torch.equal(weights[name], weight), name

@@ -1,8 +1,5 @@
-import copy
 import random
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -427,35 +424,9 @@ def test_the_checkpoint_of_another_model_is_refused(decoder: Make, backend: Make
         backend(decoder(hidden_size=32)).load(tmp_path)
 
 
-class ThreadRanks(RankGroup):
-    """Ranks that are threads of one process, so that a test sees what each of them computes."""
-
-    def __init__(self, rank: int, slots: list[Any], barrier: threading.Barrier, tensor_size: int) -> None:
-        self.rank, self.size, self.tensor_size = rank, len(slots), tensor_size
-        self._slots, self._barrier = slots, barrier
-
-    def gather(self, value: Any) -> list[Any]:
-        self._slots[self.rank] = value
-        self._barrier.wait(30.0)
-        values = copy.deepcopy(self._slots)  # as what another process sends is
-        self._barrier.wait(30.0)
-        return values
-
-    def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
-        return self.gather(tensor)
-
-    def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
-        of_ranks = self.gather(list(tensors))
-        for place, each in enumerate(tensors):
-            each.copy_(sum(theirs[place] for theirs in of_ranks))
-
-    def with_same_part(self) -> RankGroup:
-        return self if self.tensor_size == 1 else ALONE
-
-
 @pytest.mark.parametrize(("tensor_size", "optimizer"), [(1, "adamw"), (2, "adamw"), (2, "muon")])
 def test_two_ranks_learn_what_one_does(
-    tensor_size: int, optimizer: str, decoder: Make, backend: Make, group: Make
+    tensor_size: int, optimizer: str, decoder: Make, backend: Make, group: Make, on_two_ranks: Make
 ) -> None:
     """Rows split among them, or every layer; a norm that is clipped, and heads that share keys."""
     samples = [*group("a", 3, ["ss", "sps", "s"]), *group("b", 2, ["sss", "ps"], seed=1)]
@@ -469,12 +440,7 @@ def test_two_ranks_learn_what_one_does(
         return metrics, {name: each.detach().clone() for name, each in model.named_parameters()}
 
     metrics, weights = learned(ALONE)
-    slots, barrier = [None, None], threading.Barrier(2)
-    with ThreadPoolExecutor(2) as pool:
-        of_ranks = list(
-            pool.map(lambda rank: learned(ThreadRanks(rank, slots, barrier, tensor_size)), range(2))
-        )
-    for rank_metrics, rank_weights in of_ranks:
+    for rank_metrics, rank_weights in on_two_ranks(learned, tensor_size=tensor_size):
         for name in ("loss", "grad_norm"):
             assert rank_metrics[name] == pytest.approx(metrics[name], rel=1e-4)
         for name, weight in weights.items():
