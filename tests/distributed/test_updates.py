@@ -1,5 +1,6 @@
 """An update is the same function of its rows, on however many ranks it is computed."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -63,6 +64,24 @@ def test_a_run_on_two_ranks_plays_counts_and_learns_as_on_one(
     assert max(float((mine[name] - theirs[name]).abs().max()) for name in mine) < 1e-4
     summaries = [run.summary() for run in (alone, shared)]
     assert summaries[0]["sampled_tokens"] == summaries[1]["sampled_tokens"]
+
+
+@pytest.mark.slow
+def test_two_ranks_stop_the_same_groups_after_their_first_attempts_as_one(
+    ranks: Ranks, require_all_well: RequireAllWell, letters_program: ModuleType, tmp_path: Path
+) -> None:
+    changes = {"steps": 2, "filters": {"first_attempts": 2}, "rollout": {"group_size": 5}}
+    changes["evaluation"] = {"num_tasks": 1, "every_steps": 0}
+    require_all_well(ranks("letters", [tmp_path / "together", json.dumps(changes)], 2))
+    letters_program.play(tmp_path / "alone", changes)
+    together, alone = (RunDirectory.read(tmp_path / name) for name in ("together", "alone"))
+    assert sampled(together) == sampled(alone)
+    numbers = [
+        [(line["episodes"], line["attempts_not_played"]) for line in read_metrics(run.metrics_path)[-3:-1]]
+        for run in (together, alone)
+    ]
+    assert numbers[0] == numbers[1]
+    assert 0 < sum(not_played for _, not_played in numbers[0]) < 18, "some groups stop, some go on"
 
 
 def test_a_run_of_two_ranks_is_replayed_by_two_to_the_last_bit_and_by_one_it_is_refused(
