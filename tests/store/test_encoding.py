@@ -259,6 +259,15 @@ def test_what_is_taken_for_plain_comes_back_from_json_and_is_no_longer_than_said
         assert len(text) <= most
 
 
+def test_texts_and_finite_numbers_are_known_as_deep_as_is_asked() -> None:
+    def nested(levels: int) -> Any:
+        return [nested(levels - 1)] if levels else [1.5, 2, "text", True, None]
+
+    assert payload.most_chars(nested(9), 10) > 0
+    assert payload.most_chars(nested(10), 10) == 0
+    assert payload.most_chars([float("nan")]) == payload.most_chars([float("inf")]) == 0
+
+
 @given(VALUES)
 def test_an_episode_is_storable_if_and_only_if_it_can_be_encoded(value: Any) -> None:
     episode = episode_of(Step(info={"a": value}), artifacts={"b": value})

@@ -53,6 +53,32 @@ def test_a_process_that_has_the_number_of_a_killed_writer_is_not_taken_for_it(tm
     assert RunDirectory.read(tmp_path / "run").writer_pid is None
 
 
+def test_a_disk_without_locks_is_refused_to_a_writer_and_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        run.write_config({})
+    (tmp_path / "run" / "lock").write_text("7\n")
+    reader = RunDirectory.read(tmp_path / "run")
+
+    def refuse(code: int) -> None:
+        def lock(descriptor: int, operation: int) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(fcntl, "flock", lock)
+
+    for code in (errno.ENOLCK, errno.ENOTSUP):
+        refuse(code)
+        with pytest.raises(ConfigError, match="without locks"):
+            RunDirectory.create_or_open(tmp_path / "run")
+        assert reader.writer_pid is None
+    refuse(errno.EINTR)
+    with pytest.raises(OSError, match=os.strerror(errno.EINTR)):
+        reader.writer_pid  # noqa: B018  another error is no answer
+    with pytest.raises((StorageError, OSError), match=os.strerror(errno.EINTR)):
+        RunDirectory.create_or_open(tmp_path / "run")
+
+
 def test_asking_who_writes_takes_nothing_from_the_writer(tmp_path: Path) -> None:
     with RunDirectory.create_or_open(tmp_path / "run") as run:
         run.write_config({})
