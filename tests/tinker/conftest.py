@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 
 from rllm.models.builtin import create_model
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-skyrl" / "bin" / "python"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from protobuf_front import protobuf_front
 
 from rllm.algorithms.losses import ImitationLoss, Loss, PolicyLoss
 from rllm.algorithms.surrogates import ClippedRatio, ClippedWeight, ImportanceRatio, PolicyGradient
@@ -80,6 +81,22 @@ def trained(samples: list[TrainingSample], scores: Any) -> np.ndarray:
 def test_three_updates_of_the_service_are_three_updates_of_ours(
     name: str, model: Path, tmp_path: Path
 ) -> None:
+    require_same_updates(name, model, tmp_path)
+
+
+def test_a_service_that_asks_for_protobuf_makes_the_same_updates(
+    service: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Updates and forward passes go there as protobuf, log-probabilities come back as such."""
+    with protobuf_front(service.base_url) as front:
+        for name, value in (service.environment | {"TINKER_BASE_URL": front.base_url}).items():
+            monkeypatch.setenv(name, value)
+        require_same_updates("ppo", model, tmp_path)
+    assert front.num_updates >= 3
+    assert front.num_answers > front.num_updates, "scores as well"
+
+
+def require_same_updates(name: str, model: Path, tmp_path: Path) -> None:
     theirs = backend_of(model)
     ours = same_adapter_here(theirs, model, tmp_path)
     held_out = rows(100)
