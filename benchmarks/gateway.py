@@ -8,10 +8,12 @@
     python benchmarks/gateway.py [--quick] [--json] [--litellm-python .venv-litellm/bin/python] [--long]
                                  [--parts calls paced open memory] [--at-once 1 64 512] [--alternatives 3]
 
-Linux only: CPU is that of the proxy's process alone, all its threads, as the kernel counts it. Calls are made
-one after another on each of N connections, so N calls are open all the time and whoever serves works as fast
-as it can; latencies at 64 and 512 are then the time in the queue. `paced` has answers that take as long as it
-needs for about 100 calls a second, which leaves the machine idle between them.
+Linux only: CPU is that of the proxy's process alone, all its threads, as the kernel counts it. Everybody is
+measured in each of several turns, the forwarder and the gateway right after each other and each of them first
+in every other turn: the ratio of their medians is shown with the least and the greatest ratio of a turn.
+Calls are made one after another on each of N connections, so N calls are open all the time and whoever serves
+works as fast as it can; latencies at 64 and 512 are then the time in the queue. `paced` has answers that take
+as long as it needs for about 100 calls a second, which leaves the machine idle between them.
 """
 
 import argparse
@@ -40,11 +42,14 @@ CALLS = {1: 300, 64: 1920, 512: 3072}
 """In one turn, by how many are open at once."""
 QUICK_CALLS = {1: 80, 64: 512, 512: 768}
 FEWER_FOR_LITELLM = 8
-TURNS = 3
+TURNS = 7
+QUICK_TURNS = 5
 PACE = 100.0
 """Calls a second of the paced part."""
 START_LIMIT_S = 120.0
 PARTS = ("calls", "paced", "open", "memory")
+_CPU_CLOCK_OF_PROCESS = 2
+"""Linux makes the clock's number of this and the process, as clock_getcpuclockid(3) does."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,8 +63,8 @@ class Server:
     key: str = "none"
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Of all its threads, since it began. In ns where /proc/PID/stat counts in steps of 10 ms."""
+        return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK_OF_PROCESS)
 
     def rss_mib(self) -> float:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
@@ -121,7 +126,7 @@ class Bench:
     def __init__(self, stack: ExitStack, arguments: argparse.Namespace, ledgers: Path) -> None:
         self.quick: bool = arguments.quick
         self.long: bool = arguments.long
-        self.turns: int = arguments.turns or (1 if self.quick else TURNS)
+        self.turns: int = arguments.turns or (QUICK_TURNS if self.quick else TURNS)
         self.at_once: list[int] = arguments.at_once
         self.alternatives: int = arguments.alternatives
         self.ledgers = ledgers
@@ -208,9 +213,9 @@ class Bench:
         """Everybody takes turns; each figure is the median over the turns."""
         self.hold(hold_s=hold_s)
         runs: dict[str, list[dict[str, Any]]] = {}
-        for _ in range(self.turns):
-            contestants = {"bare": self.upstream, "forwarder": self.forwarder, "rllm": self.gateway}
-            for name, server in contestants.items():
+        proxies = [("forwarder", self.forwarder), ("rllm", self.gateway)]
+        for turn in range(self.turns):
+            for name, server in [("bare", self.upstream), *(proxies if turn % 2 else proxies[::-1])]:
                 said = self.load.run(server, stream=stream, at_once=at_once, calls=calls, spread_s=hold_s)
                 runs.setdefault(name, []).append(checked(said))
         if self.litellm is not None and not hold_s:
@@ -219,6 +224,8 @@ class Bench:
             runs["litellm"] = [checked(said)]
         self.hold()
         row: dict[str, Any] = {"stream": stream, "at_once": at_once, "hold_s": hold_s}
+        pairs = zip(runs["rllm"], runs["forwarder"], strict=True)
+        row["times_forwarder"] = [rllm["cpu_ms"] / forwarder["cpu_ms"] for rllm, forwarder in pairs]
         for name, each in runs.items():
             keys = ("cpu_ms", "calls_per_s", "p50_ms", "p99_ms", "first_p50_ms", "first_p99_ms", "bytes")
             row[name] = {key: statistics.median(run[key] for run in each) for key in keys}
@@ -326,14 +333,14 @@ def main() -> None:
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="all, but for `paced` with --quick")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 64, 512])
-    parser.add_argument("--turns", type=int, help="turns of everybody, 3 by default")
+    parser.add_argument("--turns", type=int, help=f"turns of everybody, {TURNS} by default")
     parser.add_argument(
         "--alternatives",
         type=int,
         default=0,
         help="of each token, that the upstream sends unasked; engines send none",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer calls and open requests, one turn")
+    parser.add_argument("--quick", action="store_true", help="fewer calls, open requests and turns")
     parser.add_argument("--long", action="store_true", help=f"memory is measured over all {TRACES:,} traces")
     parser.add_argument("--litellm-python", help="Python of an environment with litellm[proxy]")
     parser.add_argument(

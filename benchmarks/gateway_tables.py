@@ -88,9 +88,11 @@ def _verdicts(measured: dict[str, Any]) -> list[Verdict]:
                 (f"CPU of a captured call, {kind}, 64", cpu, "{:.2f} ms", f"≤ {CPU_MS} ms", cpu <= CPU_MS)
             )
             times = cpu / row["forwarder"]["cpu_ms"]
-            what = f"CPU beside the bare forwarder, {kind}, 64"
+            turns = row["times_forwarder"]
+            what = f"CPU beside the bare forwarder, {kind}, 64, medians of {len(turns)} turns"
+            figure = f"{{:.2f}} × ({min(turns):.2f} to {max(turns):.2f})"
             target = f"≤ {TIMES_FORWARDER:.0f} ×"
-            found.append((what, times, "{:.1f} ×", target, times <= TIMES_FORWARDER))
+            found.append((what, times, figure, target, times <= TIMES_FORWARDER))
         if theirs := row.get("litellm"):
             times = theirs["cpu_ms"] / ours["cpu_ms"]
             what = f"less CPU than LiteLLM, {kind}, {row['at_once']}"
