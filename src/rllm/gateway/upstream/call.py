@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import orjson
 
 from rllm.errors import PartialAnswer, RequestRefused
 from rllm.errors.redaction import bytes_without_keys, hints_at_key
 from rllm.gateway.dialects.base import StreamReader, UpstreamDialect
+from rllm.gateway.upstream.connections import Response
 from rllm.gateway.upstream.http import Dropped, HttpClient, SlowToConnect, TooLarge, Unreachable
 from rllm.inference.sse import EventSplitter
 from rllm.types.messages import FinishReason
@@ -129,7 +129,7 @@ async def ask(call: UpstreamCall, http: HttpClient, url: str, capture: frozenset
 
 
 async def _error(
-    call: UpstreamCall, http: HttpClient, response: aiohttp.ClientResponse, url: str
+    call: UpstreamCall, http: HttpClient, response: Response, url: str
 ) -> RequestRefused | Failed:
     try:
         body = await http.body_of(response)
@@ -146,7 +146,7 @@ def _failed_if_retried(error: RequestRefused) -> RequestRefused | Failed:
 
 
 async def _read(
-    call: UpstreamCall, http: HttpClient, response: aiohttp.ClientResponse, url: str, version: "_Version"
+    call: UpstreamCall, http: HttpClient, response: Response, url: str, version: "_Version"
 ) -> Answer:
     body = await http.body_of(response)
     try:
@@ -173,7 +173,7 @@ async def _read(
 
 
 async def _hear(
-    call: UpstreamCall, http: HttpClient, response: aiohttp.ClientResponse, url: str, version: "_Version"
+    call: UpstreamCall, http: HttpClient, response: Response, url: str, version: "_Version"
 ) -> Answer:
     reader = call.dialect.reader(call.request)
     problem: RequestRefused | Failed | None = None
@@ -200,7 +200,7 @@ async def _hear(
 async def _hear_all(
     call: UpstreamCall,
     http: HttpClient,
-    response: aiohttp.ClientResponse,
+    response: Response,
     reader: StreamReader,
     version: "_Version",
 ) -> None:
@@ -216,7 +216,7 @@ async def _hear_all(
     await _feed(call, reader, events.finish(), version)
 
 
-async def _next_part(http: HttpClient, response: aiohttp.ClientResponse, reader: StreamReader) -> bytes:
+async def _next_part(http: HttpClient, response: Response, reader: StreamReader) -> bytes:
     """Once the answer is complete, what may be behind it is not waited for long."""
     if not reader.complete:
         return await http.part_of(response)

@@ -10,7 +10,6 @@ Nothing is retried here. Leaving `post` early, as a cancelled task does, closes 
 """
 
 import asyncio
-import io
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +19,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from rllm.errors.redaction import bytes_without_keys
 from rllm.gateway.files import raised_file_limit
+from rllm.gateway.upstream.connections import Connection, Connections, Origin, Response
 
 KEEP_ALIVE_S = 4.0
 """Shorter than the 5 s of uvicorn, and so of vLLM: who closes a connection first is not surprised."""
-_SENT_AT_ONCE_BYTES = 1 << 20
-_JSON_HEADERS = {"Content-Type": "application/json"}
 _PROBE_TIMEOUT_S = 5.0
 _FAILURES = (aiohttp.ClientError, HttpProcessingError, TimeoutError)
 _SHARE_OF_FILES = 6
@@ -62,7 +60,7 @@ class HttpClient:
     """The longest wait for the next byte of an answer."""
     connect_timeout_s: float
     max_body_bytes: int
-    _session: aiohttp.ClientSession | None = field(default=None, init=False)
+    _connections: Connections = field(init=False)
     _room: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(most_connections()), init=False
     )
@@ -70,21 +68,15 @@ class HttpClient:
     num_waiting: int = field(default=0, init=False)
     """The number of those calls that wait."""
 
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers=self.headers | {"Accept-Encoding": "identity"},
-                timeout=aiohttp.ClientTimeout(sock_read=self.timeout_s, sock_connect=self.connect_timeout_s),
-            )
-        return self._session
+    def __post_init__(self) -> None:
+        self._connections = Connections(
+            headers=self.headers,
+            read_timeout_s=self.timeout_s,
+            keep_alive_s=KEEP_ALIVE_S,
+        )
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        self._connections.close()
 
     def post(self, url: str, body: bytes) -> "_Exchange":
         """`async with` it for the response, once its headers are there.
@@ -93,34 +85,48 @@ class HttpClient:
         """
         return _Exchange(self, url, body)
 
-    async def _send(self, url: str, body: bytes) -> aiohttp.ClientResponse:
+    async def _send(self, url: str, body: bytes) -> Response:
         """Takes room, and gives it back only where there is no response."""
-        data = body if len(body) <= _SENT_AT_ONCE_BYTES else io.BytesIO(body)
         self.num_waiting += 1
         try:
             await self._room.acquire()
         finally:
             self.num_waiting -= 1
         try:
-            return await self.session.post(url, data=data, headers=_JSON_HEADERS, allow_redirects=False)
+            target = self._connections.target("POST", url)
+            connection = await self._connection(target.origin, self.connect_timeout_s)
+            return await self._connections.ask(target, body, connection)
         except BaseException as error:
             self._room.release()
-            if isinstance(error, _FAILURES):
+            if isinstance(error, _FAILURES) and not isinstance(error, Unreachable):
                 raise self._failure(error, before_answer=True) from error
             raise
 
-    def _end(self, response: aiohttp.ClientResponse) -> None:
-        response.release()  # closes the connection unless the answer was read to its end
+    async def _connection(self, origin: Origin, timeout_s: float) -> Connection:
+        """One that was kept, or a new one."""
+        kept = origin.take()
+        if kept is not None:
+            return kept
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await origin.connect()
+        except TimeoutError as error:
+            raise SlowToConnect(f"no connection within {timeout_s:g} s, as --connect-timeout says") from error
+        except OSError as error:
+            raise Unreachable(f"no connection: {error.strerror or error}") from error
+
+    def _end(self, response: Response) -> None:
+        response.release()
         self._room.release()
 
-    async def body_of(self, response: aiohttp.ClientResponse) -> bytes:
+    async def body_of(self, response: Response) -> bytes:
         """The whole body. Raises TooLarge, Dropped or TimeoutError."""
         length = response.content_length
         if length is not None and length > self.max_body_bytes:
             raise TooLarge
         if length is not None and "Content-Encoding" not in response.headers:
             try:
-                return bytes_without_keys(await response.read())
+                return bytes_without_keys(await response.content.read())
             except _FAILURES as error:
                 raise self._failure(error) from error
         parts: list[bytes] = []
@@ -132,7 +138,7 @@ class HttpClient:
                 raise TooLarge
         return bytes_without_keys(b"".join(parts))
 
-    async def part_of(self, response: aiohttp.ClientResponse) -> bytes:
+    async def part_of(self, response: Response) -> bytes:
         """The part of the body that has arrived since; empty at its end. Raises Dropped or TimeoutError."""
         try:
             return await response.content.readany()
@@ -141,11 +147,18 @@ class HttpClient:
 
     async def get(self, url: str) -> tuple[int, Any]:
         """Status and JSON (None where there is none) of something small."""
-        timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S, sock_connect=self.connect_timeout_s)
+        target = self._connections.target("GET", url)
+        connect_timeout_s = min(self.connect_timeout_s, _PROBE_TIMEOUT_S)
+        connection = await self._connection(target.origin, connect_timeout_s)
         try:
-            async with self.session.get(url, timeout=timeout, allow_redirects=False) as response:
-                body = await self.body_of(response)
-                return response.status, _json_or_none(body)
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                response = await self._connections.ask(target, b"", connection)
+                try:
+                    return response.status, _json_or_none(await self.body_of(response))
+                finally:
+                    response.release()
+        except TimeoutError as error:
+            raise TimeoutError(f"nothing came for {_PROBE_TIMEOUT_S:g} s") from error
         except _FAILURES as error:
             raise self._failure(error, before_answer=True) from error
 
@@ -157,12 +170,6 @@ class HttpClient:
     def _failure(self, error: Exception, *, before_answer: bool = False) -> Exception:
         """The failure of an exchange, in our own words."""
         match error:
-            case aiohttp.ConnectionTimeoutError():
-                return SlowToConnect(
-                    f"no connection within {self.connect_timeout_s:g} s, as --connect-timeout says"
-                )
-            case aiohttp.ClientConnectorError():
-                return Unreachable(f"no connection: {error.strerror or error}")
             case TimeoutError():
                 return TimeoutError(f"nothing came for {self.timeout_s:g} s")
             case aiohttp.ClientPayloadError():
@@ -180,7 +187,7 @@ class _Exchange:
     def __init__(self, http: HttpClient, url: str, body: bytes) -> None:
         self._http, self._url, self._body = http, url, body
 
-    async def __aenter__(self) -> aiohttp.ClientResponse:
+    async def __aenter__(self) -> Response:
         self._response = await self._http._send(self._url, self._body)
         return self._response
 
