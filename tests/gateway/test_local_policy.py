@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from rllm.errors import PartialAnswer, RequestRefused
-from rllm.gateway.local import LocalPolicy
+from rllm.gateway.local import LocalPolicy, call
+from rllm.gateway.local.call import SessionState
 from rllm.inference.local.client import LocalClient
 from rllm.inference.scripted import ScriptedAnswer, ScriptedClient
 from rllm.models.builtin import create_model
@@ -116,6 +117,13 @@ async def test_the_same_prompt_asked_twice_is_answered_by_other_draws(policy: Lo
     once, again = [(await policy.answer(ask("go", max_tokens=16), session)).choices[0] for _ in range(2)]
     assert once.completion_ids != again.completion_ids
     assert once.prompt_ids == again.prompt_ids
+
+
+def test_a_session_counts_a_bounded_number_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "MAX_PROMPTS", 2)
+    state = SessionState()
+    assert [state.num_asked(digest) for digest in (b"a", b"b", b"a", b"c", b"a")] == [0, 0, 1, 0, 2]
+    assert state.num_asked(b"b") == 0, "the one that was asked longest ago was forgotten"
 
 
 async def test_a_request_with_a_seed_is_repeatable(policy: LocalPolicy) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from rllm.gateway.local.token_requests import TEMPLATE_VARIABLES, Reader
 from rllm.inference.client import TokenPiece
 from rllm.rendering.chat import ChatRenderer
+from rllm.rendering.conversation_index import put_bounded
 from rllm.rendering.conversations import ConversationTree, Turn
 from rllm.rendering.tools import ParsedAnswer, StreamEvent
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
@@ -32,6 +33,8 @@ from rllm.types.wire import (
 )
 
 _MAX_TREES = 16
+MAX_PROMPTS = 8192
+"""That are counted, of one session."""
 
 
 @dataclass(slots=True)
@@ -44,9 +47,8 @@ class SessionState:
     """Held while the tree is read or changed, perhaps by the thread for large prompts."""
     is_restored: bool = False
     """The calls that are in the ledger were replayed."""
-    times_asked: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    """By digest of the prompt: asked again, the same prompt is given other draws."""
-
+    _times_asked: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    """By digest of the prompt, the one that was asked last at the end."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     """Numbers of the conversations in all trees."""
 
@@ -60,13 +62,20 @@ class SessionState:
         self.trees.move_to_end(key)
         return tree
 
+    def num_asked(self, digest: bytes) -> int:
+        """The number of earlier prompts with this digest: asked again, the same prompt is given other
+        draws."""
+        times = self._times_asked.pop(digest, 0)
+        put_bounded(self._times_asked, digest, times + 1, MAX_PROMPTS)
+        return times
+
     def replay(self, record: CallRecord, renderer_for: Callable[[Mapping[str, Any]], ChatRenderer]) -> None:
         """A call from the ledger, as if it had just been answered."""
         if record.status is not CallStatus.OK or not record.prompt_ids:
             return
         digest = hashlib.blake2b(array("q", record.prompt_ids).tobytes(), digest_size=16).digest()
         if record.choice == 0:
-            self.times_asked[digest] = self.times_asked.get(digest, 0) + 1
+            self.num_asked(digest)
         if record.prompt is None:
             variables = record.sampling.get(TEMPLATE_VARIABLES, {})
             tree = self.tree_for(renderer_for(variables), variables)

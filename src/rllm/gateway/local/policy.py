@@ -188,8 +188,7 @@ class LocalPolicy:
         except ConfigError as error:  # the chat template refuses the conversation
             raise RequestRefused(str(error), param="messages") from error
         digest = hashlib.blake2b(array("q", prompt_ids).tobytes(), digest_size=16).digest()
-        times_asked = state.times_asked.get(digest, 0)
-        state.times_asked[digest] = times_asked + 1
+        times_asked = state.num_asked(digest)
         sampling = self._sampling(request, session, prompt_ids, grammar)
         return LocalCall(
             request=request,

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from rllm.errors import InferenceError, MissingExtraError
 
-MAX_KEPT = 256
-"""Compiled grammars that are kept for the next answer."""
+MAX_KEPT = 64
+"""Compiled grammars that are kept for the next answer. A small one takes 70 KiB, and programs ask for few."""
 LONGEST_FORCED = 20_000
 """Bytes that a grammar may force at its beginning; the parser's own limit is a little above."""
 _FAILED = frozenset(
