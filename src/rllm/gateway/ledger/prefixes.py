@@ -169,14 +169,17 @@ class Beginning:
         whole += sum(self.message_sizes) + self.num_prompt_bytes + self.num_tools_bytes
         longest_chain = 4 * whole + 16 * _BLOCK_BYTES
         best, most = Kept(chain_bytes=whole), 0
+        most_beside_messages = self.prompt_id_bytes + self.num_prompt_bytes + self.num_tools_bytes
         for tip in tips:
-            id_bytes = self.ids.common_with(tip.ids, tip.id_ends, limit=self.prompt_id_bytes)
             messages = min(num_equal_digests(self.messages, tip.messages), len(self.message_sizes))
+            message_bytes = sum(self.message_sizes[:messages]) if messages else 0
+            if message_bytes + most_beside_messages <= most:  # whatever else they share
+                continue
+            id_bytes = self.ids.common_with(tip.ids, tip.id_ends, limit=self.prompt_id_bytes)
             prompt_bytes = self.prompt.common_with(tip.prompt, tip.prompt_ends, limit=self.num_prompt_bytes)
             tools = self.tools == tip.tools and self.tools != b""
-            num_bytes_saved = id_bytes + prompt_bytes + (self.num_tools_bytes if tools else 0)
-            if messages:
-                num_bytes_saved += sum(self.message_sizes[:messages])
+            num_bytes_saved = message_bytes + id_bytes + prompt_bytes
+            num_bytes_saved += self.num_tools_bytes if tools else 0
             chain_bytes = tip.chain_bytes + whole - num_bytes_saved
             if num_bytes_saved > most and chain_bytes <= longest_chain:
                 most = num_bytes_saved
