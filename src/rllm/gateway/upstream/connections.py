@@ -31,7 +31,7 @@ _COPIED_BYTES = 1 << 20
 _ADDRESSES_KEPT_S = 10.0
 """A name is looked up again after this time."""
 _NEXT_ADDRESS_AFTER_S = 0.25
-"""Of a name with several addresses, the next is tried as well when one has not answered for so long."""
+"""The time after which the next address of a name is tried as well."""
 _MAX_TARGETS = 1024
 
 
@@ -41,7 +41,7 @@ class Response:
     __slots__ = ("_connection", "_origin", "content", "headers", "status")
 
     def __init__(
-        self, status: int, headers: Mapping[str, str], content: StreamReader, connection: "Connection"
+        self, status: int, headers: Mapping[str, str], content: StreamReader, connection: "UpstreamConnection"
     ) -> None:
         self.status = status
         self.headers = headers
@@ -63,7 +63,7 @@ class Response:
         self._connection.release()
 
 
-class Connection(ResponseHandler):
+class UpstreamConnection(ResponseHandler):
     """One connection to one server."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, origin: "Origin") -> None:
@@ -93,13 +93,13 @@ class Origin:
 
     url: URL
     keep_alive_s: float
-    kept: deque[Connection] = field(default_factory=deque["Connection"])
+    kept: deque[UpstreamConnection] = field(default_factory=deque["UpstreamConnection"])
     """The one that was used last at the end."""
     addresses: list[Any] = field(default_factory=list[Any])
     addresses_until_s: float = 0.0
     closer: asyncio.TimerHandle | None = None
 
-    def take(self) -> Connection | None:
+    def take(self) -> UpstreamConnection | None:
         now_s = asyncio.get_running_loop().time()
         while self.kept:
             connection = self.kept.pop()
@@ -108,7 +108,7 @@ class Origin:
             connection.end()
         return None
 
-    def keep(self, connection: Connection) -> None:
+    def keep(self, connection: UpstreamConnection) -> None:
         loop = asyncio.get_running_loop()
         connection.kept_since_s = loop.time()
         self.kept.append(connection)
@@ -123,7 +123,7 @@ class Origin:
         if self.kept:
             self.closer = loop.call_at(self.kept[0].kept_since_s + self.keep_alive_s, self._close_old)
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> UpstreamConnection:
         """Raises OSError."""
         loop = asyncio.get_running_loop()
         host, port = str(self.url.raw_host), self.url.port
@@ -136,7 +136,7 @@ class Origin:
         is_tls = self.url.scheme == "https"
         try:
             _, connection = await loop.create_connection(
-                lambda: Connection(loop, self),
+                lambda: UpstreamConnection(loop, self),
                 sock=open_socket,
                 ssl=_tls_context() if is_tls else None,
                 server_hostname=host if is_tls else None,
@@ -193,7 +193,7 @@ class Connections:
             target = self._targets[method, url] = self._new_target(method, URL(url))
         return target
 
-    async def ask(self, target: Target, body: bytes, connection: Connection) -> Response:
+    async def ask(self, target: Target, body: bytes, connection: UpstreamConnection) -> Response:
         """Send a request, and wait for the head of its answer. Whatever is raised, the connection is closed.
 
         Raises what aiohttp raises: ClientError, HttpProcessingError, TimeoutError.

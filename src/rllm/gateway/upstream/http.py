@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from rllm.errors.redaction import bytes_without_keys
 from rllm.gateway.files import raised_file_limit
-from rllm.gateway.upstream.connections import Connection, Connections, Origin, Response
+from rllm.gateway.upstream.connections import Connections, Origin, Response, UpstreamConnection
 
 KEEP_ALIVE_S = 4.0
 """Shorter than the 5 s of uvicorn, and so of vLLM: who closes a connection first is not surprised."""
@@ -102,7 +102,7 @@ class HttpClient:
                 raise self._failure(error, before_answer=True) from error
             raise
 
-    async def _connection(self, origin: Origin, timeout_s: float) -> Connection:
+    async def _connection(self, origin: Origin, timeout_s: float) -> UpstreamConnection:
         """One that was kept, or a new one."""
         kept = origin.take()
         if kept is not None:
