@@ -103,13 +103,13 @@ def _samples(answer: Mapping[str, Any]) -> Any:
 
 
 class Front(ThreadingHTTPServer):
-    """`num_updates` and `num_answers` count what was spoken in protobuf."""
+    """`num_passes` and `num_answers` count what was spoken in protobuf."""
 
     daemon_threads = True
 
     def __init__(self, behind: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.behind, self.num_updates, self.num_answers = urlsplit(behind).netloc, 0, 0
+        self.behind, self.num_passes, self.num_answers = urlsplit(behind).netloc, 0, 0
 
     @property
     def base_url(self) -> str:
@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Content-Type") == PROTOBUF:
             is_forward, request = json_of_update(body)
             path, body = path if not is_forward else "/api/v1/forward", json.dumps(request).encode()
-            self.server.num_updates += 1
+            self.server.num_passes += 1
         self._pass_on(path, body)
 
     def _pass_on(self, path: str, body: bytes | None) -> None:
