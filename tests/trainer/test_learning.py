@@ -237,7 +237,7 @@ def test_a_group_that_went_on_stands_for_those_that_its_first_attempts_would_hav
 def test_a_group_that_no_order_of_its_attempts_would_have_played_on_is_a_miscount(
     played: tuple[list[Episode], list[Episode]], learner: Callable[..., Learner]
 ) -> None:
-    with pytest.raises(CountError, match="6 attempts that are all solved alike was played on"):
+    with pytest.raises(CountError, match=r"6 attempts .*first 2"):
         learn(learner(**FIRST_TWO), _paid(played[0], [[1.0, 1.0], [1.0] * 6]), 0)
 
 
