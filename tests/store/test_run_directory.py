@@ -153,6 +153,7 @@ def test_a_run_in_progress_can_be_read(tmp_path: Path) -> None:
         writer.write_config({"seed": 1})
         reader = RunDirectory.read(tmp_path / "run")
         assert reader.config() == {"seed": 1}
+        assert (reader.metrics_path.name, reader.model_path.name) == ("metrics.jsonl", "model")
         assert reader.summary() is None
         writer.write_summary({"success": 0.5})
         assert reader.summary() == {"success": 0.5}
