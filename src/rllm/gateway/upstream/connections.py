@@ -38,7 +38,7 @@ _MAX_TARGETS = 1024
 class Response:
     """The head of an answer, and its body as it comes."""
 
-    __slots__ = ("_connection", "_origin", "content", "headers", "status")
+    __slots__ = ("_connection", "content", "headers", "status")
 
     def __init__(
         self, status: int, headers: Mapping[str, str], content: StreamReader, connection: "UpstreamConnection"
