@@ -37,15 +37,15 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 ROOMS = {
-    "algorithms": "src/rllm/algorithms",
-    "trainer": "src/rllm/trainer",
-    "rendering": "src/rllm/rendering",
-    "engine": "src/rllm/engine",
-    "inference": "src/rllm/inference",
-    "store": "src/rllm/store",
-    "gateway": "src/rllm/gateway/ledger",
+    "algorithms": ("src/rllm/algorithms",),
+    "trainer": ("src/rllm/trainer",),
+    "rendering": ("src/rllm/rendering",),
+    "engine": ("src/rllm/engine",),
+    "inference": ("src/rllm/inference",),
+    "store": ("src/rllm/store", "src/rllm/files"),
+    "gateway": ("src/rllm/gateway/ledger",),
 }
-"""Room -> what is mutated; its tests are tests/ROOM."""
+"""Room -> what is mutated; its tests are tests/ROOM. Files and locks are tested by what keeps runs."""
 HEAVY = (
     "torch",
     "transformers",
@@ -232,7 +232,7 @@ def _is_type(node: ast.BinOp) -> bool:
 def mutants_of(room: str) -> list[Mutant]:
     return [
         Mutant(room, str(path.relative_to(CHECKOUT)), line, number, change)
-        for path in sorted((CHECKOUT / ROOMS[room]).rglob("*.py"))
+        for path in sorted(path for source in ROOMS[room] for path in (CHECKOUT / source).rglob("*.py"))
         for number, (line, change) in enumerate(changes(ast.parse(path.read_text())))
     ]
 
@@ -305,7 +305,9 @@ class _Recorder:
         from coverage import Coverage
 
         self._path, self._known = path, known
-        self._coverage = Coverage(source=[str(CHECKOUT / ROOMS[room])], data_file=None, config_file=False)
+        self._coverage = Coverage(
+            source=[str(CHECKOUT / each) for each in ROOMS[room]], data_file=None, config_file=False
+        )
         self._coverage.start()
         self._file, self._file_began_at = "", 0.0
         self._began = (0.0, 0.0)

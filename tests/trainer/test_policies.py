@@ -330,6 +330,7 @@ def test_two_ranks_write_a_file_each_of_a_model_that_is_read_as_one(
     model = load_model(tiny_directory)
     on_two_ranks(lambda ranks: save_model_by(ranks, model, tmp_path / "model"))
     assert len(list((tmp_path / "model").glob("*.safetensors"))) == 2
+    assert (tmp_path / "model" / "model.safetensors.index.json").is_file(), "others look files up in it"
     weights = load_model(tmp_path / "model").model.state_dict_hf()
     for name, weight in model.model.state_dict_hf().items():
         assert torch.equal(weights[name], weight), name
