@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     assert blocks
     command = tmp_path / "bin" / "rllm"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m rllm "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m rllm "$@"\n')
     command.chmod(0o755)
     done = subprocess.run(
         ["bash", "-ec", "".join(blocks)],

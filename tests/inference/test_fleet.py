@@ -1,6 +1,7 @@
 """Who of several replicas is asked, when one is added, removed, or ends."""
 
 import asyncio
+import shlex
 import sys
 import threading
 from collections import Counter
@@ -180,7 +181,7 @@ async def test_a_server_of_ones_own_that_hangs_is_begun_anew(
         "http.server.HTTPServer(('127.0.0.1', port), Health).serve_forever()\n"
     )
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {server} "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(server)])} "$@"\n')
     python.chmod(0o755)
     settings = ServerSettings(
         python=str(python),

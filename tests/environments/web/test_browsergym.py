@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def test_miniwob_is_played_by_browsergym_itself(chromium: str, tmp_path: Path) -
         pytest.skip("`make test-browsergym` has what this needs")
     program = tmp_path / "chromium-1117" / "chrome-linux" / "chrome"  # where Playwright 1.44 looks for it
     program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nexec {chromium} --no-sandbox "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(str(chromium))} --no-sandbox "$@"\n')
     program.chmod(0o755)
     process = subprocess.run(
         [os.environ[PYTHON], "-c", PROGRAM],
