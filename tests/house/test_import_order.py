@@ -115,10 +115,10 @@ class SourceTree:
         """Every absolute import in the file, wherever it stands."""
         if module not in self._imports:
             statements = list(self._import_statements(module))
-            found = [*statements, *self._import_calls(module)]
+            imports = [*statements, *self._import_calls(module)]
             if any(each.module.split(".")[0] == "importlib" for each in statements):
-                found += self._modules_in_strings(module)
-            self._imports[module] = found
+                imports += self._modules_in_strings(module)
+            self._imports[module] = imports
         return self._imports[module]
 
     def _import_statements(self, module: str) -> Iterator[Import]:
