@@ -3,6 +3,7 @@
 python letter_world.py RUN ADDRESS [SIGNAL]      a driver, which gets the signal on the way
 """
 
+import math
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import letter_game
 import psutil
 
+from rllm.models.directory import load_model
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.trainer.agent_trainer import AgentTrainer
@@ -140,6 +142,17 @@ def require_same_tokens(run: Path, whole: Path) -> None:
         assert max(gaps, default=0.0) < 1e-4, key
 
 
+def require_same_learning(run: Path, whole: Path, start: Path) -> None:
+    """What training changed is the same within a thousandth of its length. Single parameters are no measure:
+    where a gradient is as small as Adam's epsilon, its rounding decides on much of a step."""
+    mine, theirs, begin = (load_model(each / "model").model.state_dict_hf() for each in (run, whole, start))
+
+    def distance(one: Any, other: Any) -> float:
+        return math.sqrt(sum(float((one[name] - other[name]).double().square().sum()) for name in one))
+
+    assert distance(mine, theirs) < 1e-3 * distance(theirs, begin)
+
+
 def weights(run: Path) -> bytes:
     return (run / "model" / "model.safetensors").read_bytes()
 
@@ -165,16 +178,13 @@ class AfterFirstStep:
         pass
 
 
-class NodesComeAndGo:
-    """A tracker of a run that uses all the room there is: a node is lost while the second step is played, and
-    another joins before the fourth. No step goes on before as many workers are ready as there are then
-    nodes, however long one needs to begin, or its loss to be noticed."""
+class WaitsForWorkers:
+    """A tracker of a run whose episodes make no turn before this many workers are ready, however long one
+    needs to begin. The environment's `hold` is this one's."""
 
-    def __init__(self, hold: Path, num_workers: int, lose: Callable[[], object], join: Callable[[], object]):
+    def __init__(self, hold: Path, num_workers: int) -> None:
         self._hold, self._num_workers = hold, num_workers
-        self._join = join
         self._engine: Any = None
-        self._losing = threading.Thread(target=lose, daemon=True)
         self._is_over = threading.Event()
 
     def watch(self, engine: Any) -> None:
@@ -188,16 +198,7 @@ class NodesComeAndGo:
         pass
 
     def log(self, step: int, phase: str, metrics: Any) -> None:
-        if phase != "train":
-            return
-        if step == 0:
-            self._losing.start()
-        if step == 1:
-            self._losing.join()
-            self._hold_until(self._num_workers - 1)
-        if step == 2:
-            self._join()
-            self._hold_until(self._num_workers)
+        pass
 
     def close(self) -> None:
         self._is_over.set()
@@ -211,6 +212,29 @@ class NodesComeAndGo:
             self._hold.unlink()
 
         threading.Thread(target=release, daemon=True).start()
+
+
+class NodesComeAndGo(WaitsForWorkers):
+    """A run that uses all the room there is: a node is lost while the second step is played, and another
+    joins before the fourth. No step goes on before as many workers are ready as there are then nodes, or a
+    loss is noticed."""
+
+    def __init__(self, hold: Path, num_workers: int, lose: Callable[[], object], join: Callable[[], object]):
+        super().__init__(hold, num_workers)
+        self._join = join
+        self._losing = threading.Thread(target=lose, daemon=True)
+
+    def log(self, step: int, phase: str, metrics: Any) -> None:
+        if phase != "train":
+            return
+        if step == 0:
+            self._losing.start()
+        if step == 1:
+            self._losing.join()
+            self._hold_until(self._num_workers - 1)
+        if step == 2:
+            self._join()
+            self._hold_until(self._num_workers)
 
 
 def main(run: str, address: str, fate: str = "") -> None:

@@ -23,10 +23,16 @@ from rllm.types.names import object_named
 
 @pytest.fixture(scope="module")
 def calm_run(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """On two workers that nothing happens to."""
-    run = tmp_path_factory.mktemp("calm") / "run"
-    letter_world.make_trainer(run, letter_world.on_cluster(nodes.address, workers=2)).train()
-    return run
+    """On two workers that nothing happens to. It may last a second, in which one could be alone."""
+    folder = tmp_path_factory.mktemp("calm")
+    hold = folder / "hold"
+    letter_world.make_trainer(
+        folder / "run",
+        letter_world.on_cluster(nodes.address, workers=2),
+        env_args={"hold": str(hold)},
+        tracker=letter_world.WaitsForWorkers(hold, 2),
+    ).train()
+    return folder / "run"
 
 
 def test_two_workers_sample_what_one_process_samples(calm_run: Path, whole_run: Path) -> None:

@@ -1,6 +1,7 @@
 """Optimizers by name: what each moves, and that their state survives a checkpoint."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from rllm.algorithms.losses import PolicyLoss
 from rllm.config.loader import load_config
-from rllm.errors import ConfigError
+from rllm.config.optimizer import OptimizerConfig
+from rllm.errors import ConfigError, MissingExtraError
 from rllm.trainer.backends.torch import TorchBackend
-from rllm.trainer.backends.torch_optimizer import AdamW
+from rllm.trainer.backends.torch_optimizer import AdamW, AdamW8bit
 from rllm.trainer.distribution import require_distributed
+from rllm.trainer.extras import require_training_packages
 from rllm.types.sample import TrainingSample
 
 Make = Callable[..., Any]
@@ -113,16 +116,72 @@ def test_adafactor_moves_each_matrix_by_the_means_of_its_rows_and_columns(
             assert sum(each.numel() for each in state) == sum(weight.shape) + 1
 
 
-def test_adafactor_is_refused_where_it_cannot_be_had() -> None:
-    with pytest.raises(ConfigError, match="Adafactor"):
-        load_config(["optimizer.name=adafactor", "optimizer.beta1=0.5"])
+def test_moments_in_8_bits_move_a_weight_as_those_of_32_bits_do_within_their_rounding() -> None:
+    """Dynamic 8 bits are within 2 % of most moments (section 2.2 of the paper); steps of one sign add up."""
+    draw = torch.Generator().manual_seed(3)
+    start = torch.randn(80, 60, generator=draw)
+    ours, theirs = (start.clone().requires_grad_() for _ in range(2))
+    betas = (0.9, 0.95)
+    in_8_bits = AdamW8bit([ours], betas=betas, weight_decay=0.1)
+    in_32_bits = AdamW([theirs], betas=betas, weight_decay=0.1)
+    slope = torch.randn(80, 60, generator=draw)
+    for step in range(8):
+        gradient = slope + 0.3 * torch.randn(80, 60, generator=draw)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        in_8_bits.step(0.01 * (step + 1))
+        in_32_bits.step(0.01 * (step + 1))
+        assert ours.isfinite().all()
+        if step == 0:  # the moments are not read before they are there
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    mine, its = ours.detach() - start, theirs.detach() - start
+    assert (mine - its).norm() < 0.05 * its.norm()
+    state = in_8_bits.state[ours]
+    assert sum(each.numel() * each.element_size() for each in state.values()) < 2.1 * start.numel()
+
+
+def test_matrices_of_layers_have_moments_in_8_bits_and_the_rest_in_32(
+    decoder: Make, backend: Make, batch: list[TrainingSample]
+) -> None:
+    model = decoder(hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16)
+    learner = backend(model, name="adamw8bit")
+    learner.update(batch, PolicyLoss(), RATE)
+    moments = {
+        key.removesuffix(".exp_avg"): each.dtype
+        for key, each in learner._optimizer.tensors().items()
+        if key.endswith(".exp_avg")
+    }
+    large = {
+        name
+        for name, each in model.named_parameters()
+        if _is_matrix_of_a_layer(name, each) and each.numel() >= 4096
+    }
+    assert {name for name, dtype in moments.items() if dtype == torch.uint8} == large != set()
+    assert {dtype for name, dtype in moments.items() if name not in large} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("adafactor", "rows and columns"), ("adamw8bit", "blocks of 256")]
+)
+def test_what_looks_at_a_whole_matrix_is_refused_where_processes_have_parts(name: str, reason: str) -> None:
     for spread in ("distributed.strategy=shard", "distributed.tensor_parallel=2"):
-        config = load_config(["optimizer.name=adafactor", spread])
-        with pytest.raises(ConfigError, match="rows and columns"):
+        config = load_config([f"optimizer.name={name}", spread])
+        with pytest.raises(ConfigError, match=reason):
             require_distributed(config, 2, is_program=False)
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adamw", "muon"])
+def test_adafactor_is_refused_where_it_cannot_be_had() -> None:
+    with pytest.raises(ConfigError, match="Adafactor"):
+        load_config(["optimizer.name=adafactor", "optimizer.beta1=0.5"])
+
+
+def test_a_missing_package_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "bitsandbytes" else object())
+    require_training_packages(OptimizerConfig())
+    with pytest.raises(MissingExtraError, match=re.escape("rllm[bitsandbytes]")):
+        require_training_packages(OptimizerConfig(name="adamw8bit"))
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw8bit", "muon"])
 def test_a_loaded_checkpoint_goes_on_to_the_same_weights(
     decoder: Make, backend: Make, batch: list[TrainingSample], tmp_path: Path, name: str
 ) -> None:

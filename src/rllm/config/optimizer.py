@@ -11,8 +11,9 @@ SCHEDULES = ("constant", "linear", "cosine")
 @dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
     name: str = "adamw"
-    """`adamw`; `muon`: Muon (momentum 0.95) for the matrices of the layers, AdamW for everything else; or
-    `adafactor`, which keeps one number a row and a column of each matrix in place of two a parameter."""
+    """`adamw`; `adamw8bit`, whose moments of the layers' matrices take a quarter of the memory (extra
+    `bitsandbytes`); `muon`: Muon (momentum 0.95) for the matrices of the layers, AdamW for everything else;
+    or `adafactor`, which keeps one number a row and a column of each matrix in place of two a parameter."""
     muon_dtype: str = "auto"
     """Precision of Muon's Newton-Schulz iterations: `float32`, `bfloat16`, or `auto`, which a run replaces by
     what is faster on the machine where it begins, and keeps."""
@@ -49,7 +50,7 @@ class OptimizerConfig:
     memory does not grow with tokens × vocabulary."""
 
     def validate(self) -> None:
-        one_of("optimizer.name", self.name, ("adafactor", "adamw", "muon"))
+        one_of("optimizer.name", self.name, ("adafactor", "adamw", "adamw8bit", "muon"))
         if self.name == "adafactor":
             for name in ("beta1", "beta2"):
                 unused("optimizer", self, name, "Adafactor has no such mean; set `optimizer.name` to adamw")

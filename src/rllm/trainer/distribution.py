@@ -49,11 +49,16 @@ def _require_signs_of_life(config: TrainConfig) -> None:
 def _require_parts(config: TrainConfig) -> None:
     """Whether processes can compute the layers of every model together, and move a part of each matrix."""
     num_parts = config.distributed.tensor_parallel
-    if config.optimizer.name == "adafactor" and (num_parts > 1 or config.distributed.strategy == SHARD):
+    looks_at = {
+        "adafactor": "whole rows and columns of a matrix",
+        "adamw8bit": "blocks of 256 entries of a matrix",
+    }
+    optimizer = config.optimizer.name
+    if optimizer in looks_at and (num_parts > 1 or config.distributed.strategy == SHARD):
         raise ConfigError(
-            "`optimizer.name` is 'adafactor', which looks at whole rows and columns of a matrix, and each "
-            "process would have a part: set it to adamw or muon, or "
-            "`distributed.strategy` to replicate and `distributed.tensor_parallel` to 1."
+            f"`optimizer.name` is '{optimizer}', which looks at {looks_at[optimizer]}, and each process "
+            "would have a part: set it to adamw or muon, or `distributed.strategy` to replicate and "
+            "`distributed.tensor_parallel` to 1."
         )
     if num_parts == 1:
         return

@@ -371,27 +371,38 @@ def layer_parameters(shape: "DecoderShape") -> int:
     return matrix_parameters(shape) + biases + norms
 
 
+def layer_matrices(shape: "DecoderShape") -> list[int]:
+    """Parameters in each matrix of one layer, as the decoder stores them: `qkv`, `out`, `gate_up`, `down`."""
+    width, head, inner = shape.hidden_size, shape.head_dim, shape.intermediate_size
+    queries, keys = shape.num_heads * head, shape.num_kv_heads * head
+    return [(queries + 2 * keys) * width, queries * width, 2 * width * inner, width * inner]
+
+
 def matrix_parameters(shape: "DecoderShape") -> int:
     """Parameters in the matrices of one layer, which Muon may move."""
-    width, head = shape.hidden_size, shape.head_dim
-    attention = (2 * shape.num_heads + 2 * shape.num_kv_heads) * head * width
-    return attention + 3 * width * shape.intermediate_size
+    return sum(layer_matrices(shape))
 
 
-def lora_parameters(shape: "DecoderShape", rank: int, targets: frozenset[str]) -> int:
-    """rank · (in + out) of every target in every layer (Hu et al. 2021, arXiv:2106.09685, section 4.1)."""
+def lora_matrices(shape: "DecoderShape", rank: int, targets: frozenset[str]) -> list[int]:
+    """Parameters in each matrix of an adapter: A and B of every target in every layer (Hu et al. 2021,
+    arXiv:2106.09685, section 4.1)."""
     width, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     ends = {
-        "q_proj": width + queries,
-        "k_proj": width + keys,
-        "v_proj": width + keys,
-        "o_proj": queries + width,
-        "gate_proj": width + inner,
-        "up_proj": width + inner,
-        "down_proj": inner + width,
+        "q_proj": (width, queries),
+        "k_proj": (width, keys),
+        "v_proj": (width, keys),
+        "o_proj": (queries, width),
+        "gate_proj": (width, inner),
+        "up_proj": (width, inner),
+        "down_proj": (inner, width),
     }
-    return rank * shape.num_layers * sum(ends[target] for target in targets)
+    return [rank * end for target in sorted(targets) for end in ends[target]] * shape.num_layers
+
+
+def lora_parameters(shape: "DecoderShape", rank: int, targets: frozenset[str]) -> int:
+    """rank · (in + out) of every target in every layer."""
+    return sum(lora_matrices(shape, rank, targets))
 
 
 def cache_bytes(

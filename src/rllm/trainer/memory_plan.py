@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 from rllm.config.lora import LoraConfig
 from rllm.config.schema import LOCAL, TrainConfig
 from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.models.bitsandbytes import MOMENTS_BLOCK
 from rllm.models.builtin import PRESETS, tiny_config
 from rllm.models.decoder import DecoderShape
 from rllm.models.devices import accelerator_bytes
 from rllm.models.directory import read_config
 from rllm.models.packing import LEAST_SHARED
 from rllm.trainer.backends.logprobs import COPIES
+from rllm.trainer.backends.torch_optimizer import LEAST_IN_8_BITS
 from rllm.trainer.memory import (
     FLOAT,
     LORA_INPUTS,
@@ -30,7 +32,9 @@ from rllm.trainer.memory import (
     PassMemory,
     cache_bytes,
     fullest,
+    layer_matrices,
     layer_parameters,
+    lora_matrices,
     lora_parameters,
     matrix_parameters,
     num_parameters,
@@ -375,6 +379,16 @@ def _optimizer_bytes(
 ) -> int:
     if optimizer.name == "adafactor":  # of each matrix a number a row and a column: nothing beside the rest
         return _masters(num_trained, element)
+    if optimizer.name == "adamw8bit":
+        matrices = (
+            lora_matrices(shape, adapter.rank, _targets(adapter))
+            if adapter.rank
+            else layer_matrices(shape) * shape.num_layers
+        )
+        in_8_bits = [each for each in matrices if each >= LEAST_IN_8_BITS]
+        scales = sum(-(-each // MOMENTS_BLOCK) for each in in_8_bits)
+        in_32_bits = num_trained - sum(in_8_bits)
+        return _masters(num_trained, element) + 2 * (sum(in_8_bits) + FLOAT * (scales + in_32_bits))
     with_muon = 0
     if optimizer.name == "muon":
         with_muon = num_trained if adapter.rank else shape.num_layers * matrix_parameters(shape)

@@ -6,7 +6,8 @@ as one of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so one
 embeddings, the output layer, norms and biases stay with AdamW: they are no maps between hidden states.
 `adafactor` (Shazeer and Stern 2018) moves everything and keeps almost nothing: of a matrix's squared
 gradients the means of its rows and columns, and no momentum. A step is at most the learning rate times the
-weight's own root mean square, which is small: rates are ten to a hundred times AdamW's.
+weight's own root mean square, which is small: rates are ten to a hundred times AdamW's. `adamw8bit` is AdamW
+whose moments have 8 bits in the matrices of the layers (Dettmers et al. 2021, arXiv:2110.02861).
 
 A model in float32 or float64 is moved itself. Of one in bfloat16 every parameter has a master copy in
 float32, which gathers the gradients of all micro-batches and is what the optimizer moves; the model's
@@ -24,11 +25,14 @@ from torch.utils.hooks import RemovableHandle
 
 from rllm.config.optimizer import OptimizerConfig
 from rllm.distributed import RankGroup
+from rllm.models.bitsandbytes import adamw_step, moments_in_8_bits
 from rllm.trainer.backends.torch_muon import Muon, Spread, muon_dtype
 
 HALF = (torch.bfloat16, torch.float16)
 ADAM_EPS = 1e-8
 """Torch's own."""
+LEAST_IN_8_BITS = 4096
+"""The number of entries of the smallest matrix whose moments have 8 bits."""
 
 
 class MasterWeights:
@@ -188,6 +192,34 @@ class AdamW:
             )
 
 
+class AdamW8bit:
+    """AdamW whose moments have 8 bits each, by bitsandbytes' kernel."""
+
+    kernel = "AdamW with moments in 8 bits"
+
+    def __init__(self, weights: Iterable[Tensor], *, betas: tuple[float, float], weight_decay: float) -> None:
+        self.weights = list(weights)
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._betas = betas
+        self._weight_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        for weight in self.weights:
+            if weight.grad is None:
+                continue
+            if not self.state.get(weight):
+                self.state[weight] = moments_in_8_bits(weight)
+            adamw_step(
+                weight,
+                self.state[weight],
+                learning_rate=learning_rate,
+                betas=self._betas,
+                eps=ADAM_EPS,
+                weight_decay=self._weight_decay,
+            )
+
+
 class Adafactor:
     """torch.optim.Adafactor."""
 
@@ -219,18 +251,22 @@ class Optimizers:
         config: OptimizerConfig,
         spread: Spread | None = None,
     ) -> None:
-        """`weights` are moved; `matrices` are the names of those that Muon may move, and `spread` is where
-        their rows are."""
+        """`weights` are moved; `matrices` are the names of those that Muon may move, or whose moments may
+        have 8 bits, and `spread` is where their rows are."""
         self._weights = weights
+        betas = (config.beta1, config.beta2)
         of_muon = matrices if config.name == "muon" else frozenset[str]()
         with_muon = [each for key, each in weights.items() if key in of_muon]
-        with_adamw = [each for key, each in weights.items() if key not in of_muon]
+        in_8_bits = in_8_bits_of(weights, matrices) if config.name == "adamw8bit" else frozenset[str]()
+        with_adamw = [each for key, each in weights.items() if key not in of_muon | in_8_bits]
         self._parts: list[MovingPart] = []
+        if in_8_bits:
+            of_8_bits = [each for key, each in weights.items() if key in in_8_bits]
+            self._parts.append(AdamW8bit(of_8_bits, betas=betas, weight_decay=config.weight_decay))
         if config.name == "adafactor":
             self._parts.append(Adafactor(with_adamw, weight_decay=config.weight_decay))
             with_adamw = []
         if with_adamw:
-            betas = (config.beta1, config.beta2)
             self._parts.append(AdamW(with_adamw, betas=betas, weight_decay=config.weight_decay))
         if with_muon:
             self._parts.append(
@@ -276,6 +312,14 @@ class Optimizers:
                     part.state[weight] = {
                         key: value.to(weight.device) for key, value in state_of.get(name, {}).items()
                     }
+
+
+def in_8_bits_of(weights: Mapping[str, Tensor], matrices: Collection[str]) -> frozenset[str]:
+    """Names of the weights whose moments have 8 bits: in embeddings they diverge, and small tensors save
+    nothing (sections 2.3 and 3 of the paper, which has the same limit)."""
+    return frozenset(
+        key for key, each in weights.items() if key in matrices and each.numel() >= LEAST_IN_8_BITS
+    )
 
 
 def matrices_of_layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> frozenset[str]:
