@@ -5,7 +5,12 @@
            ──► killed | survived | not reached (no quick test of the room runs the line) | equivalent (marked)
 
 A fork begins with the heavy libraries imported and none of rllm: a mutant costs what its tests cost. One
-that runs out of time is killed, if its tests without the change do not.
+that runs out of time is killed, if its tests without the change do not. One that lives is tried with further
+tests that run its line before it counts as survived.
+
+Not drawn: types, errors that are raised and their words, assertions, decorators, what IGNORED_KEYWORDS names,
+and the number of a constant that is a limit or a time (`MAX_FRAMES = 12`): that it is kept to is tested, and
+is drawn where it is compared; whether it is 12 or 13 is a choice, which a test could only repeat.
 
     python tests/mutate.py --seed 7 --count 300
     python tests/mutate.py --room algorithms --seed 7 --count 40 --show
@@ -45,7 +50,9 @@ ROOMS = {
     "store": ("src/rllm/store", "src/rllm/files"),
     "gateway": ("src/rllm/gateway/ledger",),
 }
-"""Room -> what is mutated; its tests are tests/ROOM. Files and locks are tested by what keeps runs."""
+"""Room -> what is mutated. Files and locks are tested by what keeps runs."""
+FURTHER_TESTS = {"inference": ("tests/models/test_attention_wishes.py",)}
+"""Room -> files that test it too, beside all of tests/ROOM."""
 HEAVY = (
     "torch",
     "transformers",
@@ -59,6 +66,8 @@ HEAVY = (
 TESTS_S = 4.0
 """Seconds of tests a mutant is tried with: the quickest that reach its line. A second of a processor counts
 whole, one of waiting a fifth, so that what else the machine does changes little."""
+FURTHER_TESTS_S = 12.0
+"""And of the next quickest, where it lives."""
 TIMES_LONGER = 5.0
 QUIET = (
     "-q",
@@ -167,6 +176,9 @@ def changes(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield from _replaced(node, "value", ast.Constant(None), "call left out")
 
 
+_LIMIT = re.compile(r"_?(MAX|MOST)_\w+|_?[A-Z]\w*_S")
+
+
 def _living(tree: ast.Module) -> Iterator[Any]:
     """Nodes that run and decide something: no annotations, errors, assertions or imports for types."""
     stack: list[ast.AST] = [tree]
@@ -188,7 +200,16 @@ def _decides_nothing(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.keyword) and node.arg in IGNORED_KEYWORDS:
         return True
+    if isinstance(node, ast.Assign) and _is_limit(node):
+        return True
     return isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
+
+
+def _is_limit(node: ast.Assign) -> bool:
+    """`MAX_FRAMES = 12`, `MAX_BYTES = 1 << 20` or `WITHIN_S = 30.0`: nothing but numbers."""
+    names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+    parts = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+    return any(map(_LIMIT.fullmatch, names)) and all(isinstance(each, parts) for each in ast.walk(node.value))
 
 
 def _replaced(node: Any, field: str, new: Any, change: str, line: int = 0) -> Iterator[tuple[int, str]]:
@@ -353,7 +374,8 @@ def reached(room: str) -> dict[str, Any]:
     known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     known = {"seconds": {}, "lines": {}, "ran": {}} | known
     helpers, tests = list[str](), list[str]()
-    for each in sorted((CHECKOUT / "tests" / room).rglob("*.py")):
+    further = [CHECKOUT / each for each in FURTHER_TESTS.get(room, ())]
+    for each in [*sorted((CHECKOUT / "tests" / room).rglob("*.py")), *further]:
         (tests if each.name.startswith("test_") else helpers).append(str(each.relative_to(CHECKOUT)))
     needs: dict[str, set[str]] = {test: {test, *helpers} for test in tests}
     for source, of_file in known["lines"].items():
@@ -399,9 +421,9 @@ def text_of_test(test: str) -> str:
     return (CHECKOUT / test.partition("::")[0]).read_text()
 
 
-def tests_of(mutant: Mutant, known: dict[str, Any]) -> tuple[list[str], float]:
-    """The quickest tests that run the mutant's statement, and their seconds: those of files that import its
-    module first, and one of each function before a second case of it.
+def tests_of(mutant: Mutant, known: dict[str, Any]) -> list[tuple[list[str], float]]:
+    """The quickest tests that run the mutant's statement, with their seconds, and further ones: those of
+    files that import its module first, and one of each function before a second case of it.
 
     What runs at import is tried with the tests that read, anywhere in the room, the name that it gives
     something; with those that run anything of its module where there is none.
@@ -426,18 +448,29 @@ def tests_of(mutant: Mutant, known: dict[str, Any]) -> tuple[list[str], float]:
         function = test.partition("[")[0]
         ranks[test] = cases[function] + 1000 * (mutant.module not in text_of_test(test))
         cases[function] += 1
-    chosen, total = list[str](), 0.0
-    for test in sorted(candidates, key=lambda each: (ranks[each], seconds[each], each)):
-        if total + seconds[test] <= TESTS_S:
-            chosen.append(test)
-            total += seconds[test]
-    return chosen, total
+    left = sorted(candidates, key=lambda each: (ranks[each], seconds[each], each))
+    rounds = list[tuple[list[str], float]]()
+    for most_s in (TESTS_S, FURTHER_TESTS_S):
+        chosen, total = list[str](), 0.0
+        for test in left:
+            if total + seconds[test] <= most_s:
+                chosen.append(test)
+                total += seconds[test]
+        left = [each for each in left if each not in chosen]
+        rounds.append((chosen, total))
+    return rounds
 
 
 def fate(known: dict[str, Any], mutant: Mutant) -> str:
-    chosen, seconds = tests_of(mutant, known)
-    if not chosen:
+    rounds = [(chosen, seconds) for chosen, seconds in tests_of(mutant, known) if chosen]
+    if not rounds:
         return "not reached"
+    lives = all(_lives(mutant, chosen, seconds) for chosen, seconds in rounds)
+    return "survived" if lives else "killed"
+
+
+def _lives(mutant: Mutant, chosen: list[str], seconds: float) -> bool:
+    """Whether the tests pass with the mutant."""
 
     def work() -> int:
         sys.meta_path.insert(0, _OneModule(mutant.module, code_of(mutant)))
@@ -450,7 +483,7 @@ def fate(known: dict[str, Any], mutant: Mutant) -> str:
         limit_s *= 2  # a busy machine: the code as it is needs more than half of that as well
         code = in_fork(work, limit_s, log)
     log.unlink(missing_ok=True)
-    return "survived" if code == 0 else "killed"
+    return code == 0
 
 
 def main() -> None:
@@ -460,6 +493,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--count", type=int, default=300, help="mutants in all, as many of each room")
     parser.add_argument("--room", choices=ROOMS, action="append")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="mutants at once")
     parser.add_argument("--show", action="store_true", help="every mutant, not only those that live")
     asked = parser.parse_args()
     os.chdir(CHECKOUT)
@@ -476,7 +510,7 @@ def main() -> None:
     for room in rooms:
         known = reached(room)
         drawn = random.Random(f"{asked.seed}/{room}").sample(mutants_of(room), asked.count // len(rooms))
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(asked.jobs) as pool:
             for mutant, end in zip(drawn, pool.map(partial(fate, known), drawn), strict=True):
                 if end == "survived" and (mutant.path, mutant.text(), mutant.change) in equivalent:
                     end = "equivalent"

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rllm.config.lora import LoraConfig
-from rllm.errors import ConfigError, InferenceError
+from rllm.errors import CanaryError, ConfigError, InferenceError
 from rllm.inference.answer_parts import AnswerParts
-from rllm.inference.fleet import Fleet
+from rllm.inference.fleet import AGREEMENT, Fleet
 from rllm.inference.vllm import VLLMClient
 from rllm.inference.vllm_process import ServerProcess, ServerSettings
 from rllm.models.builtin import create_model
@@ -256,9 +256,58 @@ async def test_a_server_that_is_never_ready_is_given_up_with_the_end_of_its_log(
         max_prefill_tokens=64,
         dtype="float32",
     )
+    process = ServerProcess(settings, 0, tmp_path / "server.log")
     with pytest.raises(InferenceError, match=r"3 times (?s:.*)I hang"):
-        async with ServerProcess(settings, 0, tmp_path / "server.log"):
+        async with process:
             pass
+    assert process.num_starts == 3
+
+
+class _Scorer(VLLMClient):
+    """Scores as the test says: a row, or an error."""
+
+    row: list[float] | Exception
+
+    async def check(self) -> Any:
+        return None
+
+    async def update_weights(self, directory: Path, policy_version: int) -> None:
+        self.set_policy_version(policy_version)
+
+    async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
+        if isinstance(self.row, Exception):
+            raise self.row
+        return self.row
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcome"),
+    [
+        ([[-1.0, -2.0]], [-1.0, -2.0]),
+        ([[-1.0, -2.0], [-1.0, -2.0 + AGREEMENT / 2]], [-1.0, -2.0]),
+        ([[-1.0, -2.0], [-1.0, -2.0 + AGREEMENT * 2]], CanaryError),
+        ([[-1.0, -2.0], [-1.0, float("nan")]], CanaryError),
+        ([InferenceError("gone"), [-1.0, -2.0]], [-1.0, -2.0]),
+        ([InferenceError("gone")], InferenceError),
+        ([ValueError("a defect"), [-1.0]], ValueError),
+    ],
+)
+async def test_a_score_is_what_all_replicas_that_answer_agree_on(
+    models: Path, tmp_path: Path, rows: list[Any], outcome: Any
+) -> None:
+    tokenizer = HuggingFaceTokenizer(models / "0")
+    clients = [_Scorer(f"http://127.0.0.1:{number}/v1", tokenizer) for number in range(len(rows))]
+    for client, row in zip(clients, rows, strict=True):
+        client.row = row
+    fleet = Fleet(clients, write_weights=lambda to: to.mkdir(), directory=tmp_path / "w", max_context=512)
+    fleet.publish(1)
+    if isinstance(outcome, list):
+        assert await fleet.score([5, 6, 7], 1) == outcome
+    else:
+        with pytest.raises(outcome):
+            await fleet.score([5, 6, 7], 1)
+    assert fleet.num_in_service == sum(not isinstance(row, InferenceError) for row in rows)
+    await fleet.close()
 
 
 async def test_an_adapter_comes_back_to_a_server_that_failed_once_and_leaves_with_the_run(

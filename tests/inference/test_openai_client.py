@@ -102,20 +102,22 @@ async def test_ids_of_a_server_that_is_not_known_are_asked_for_on_demand(server:
 
 
 @pytest.mark.parametrize(
-    ("engine", "processed", "meaning"),
+    ("engine", "processed", "sampling", "meaning"),
     [
-        ("vllm", False, LogprobMeaning.RAW),
-        ("vllm", True, LogprobMeaning.TEMPERATURE),
-        ("sglang", False, LogprobMeaning.TEMPERATURE),
-        ("rllm", False, LogprobMeaning.UNKNOWN),
+        ("vllm", False, SamplingParams(temperature=0.5), LogprobMeaning.RAW),
+        ("vllm", True, SamplingParams(temperature=0.5), LogprobMeaning.TEMPERATURE),
+        ("sglang", False, SamplingParams(temperature=0.5), LogprobMeaning.TEMPERATURE),
+        ("sglang", False, SamplingParams(temperature=0.0), LogprobMeaning.RAW),
+        ("sglang", False, SamplingParams(top_p=0.9), LogprobMeaning.RAW),
+        ("rllm", False, SamplingParams(temperature=0.5), LogprobMeaning.UNKNOWN),
     ],
 )
 async def test_what_logprobs_mean_depends_on_the_engine(
-    server: Any, engine: str, processed: bool, meaning: LogprobMeaning
+    server: Any, engine: str, processed: bool, sampling: SamplingParams, meaning: LogprobMeaning
 ) -> None:
     server.engine = engine
     client = OpenAIClient(server.url, processed_logprobs=processed)
-    output = await client.get_model_response(ASK, SamplingParams(temperature=0.5))
+    output = await client.get_model_response(ASK, sampling)
     assert output.logprob_meaning is meaning
     await client.close()
 
@@ -296,6 +298,14 @@ async def test_a_prompt_that_fits_is_answered_in_the_room_behind_it(
     output = await client.get_model_response(ASK, SamplingParams(max_tokens=352))
     assert output.text == "Right"
     assert [body["max_tokens"] for body in server.bodies] == [352, 96]
+
+
+@pytest.mark.parametrize("room", [1, 351])
+async def test_any_room_behind_a_prompt_is_used(server: Any, client: OpenAIClient, room: int) -> None:
+    context = f"maximum context length is 4096 tokens and your request has {4096 - room} input tokens"
+    server.script = [fake.refuse(400, context)]
+    await client.get_model_response(ASK, SamplingParams(max_tokens=352))
+    assert [body["max_tokens"] for body in server.bodies] == [352, room]
 
 
 @pytest.mark.parametrize(

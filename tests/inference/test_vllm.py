@@ -86,8 +86,23 @@ async def test_ids_go_in_and_ids_come_out(server: Any, client: VLLMClient, strea
     assert output.completion_id == "cmpl-1"
     assert server.bodies[0]["prompt"] == PROMPT
     if stream:
+        assert len(pieces) > 1, "they come as they are sampled"
         assert "".join(piece.text for piece in pieces) == "hello there"
         assert [token for piece in pieces for token in piece.token_ids] == ids
+
+
+@pytest.mark.parametrize(
+    ("at_publish", "is_streamed"), [("finish", False), ("recompute", True), ("keep", True)]
+)
+async def test_an_answer_that_new_weights_may_cut_off_comes_token_by_token(
+    server: Any, model_dir: Path, at_publish: str, is_streamed: bool
+) -> None:
+    """Only so is what was sampled before the cut still there after it."""
+    client = VLLMClient(server.url, model_dir, at_publish=at_publish)
+    server.script = [sampled(client, "hello there")]
+    await client.generate_ids(PROMPT, SamplingParams())
+    assert server.bodies[0].get("stream", False) is is_streamed
+    await client.close()
 
 
 async def test_every_sampling_field_is_sent_so_that_no_server_default_counts(

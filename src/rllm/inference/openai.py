@@ -316,7 +316,7 @@ class OpenAIClient:
         if sampling.logprob_meaning is LogprobMeaning.RAW or server.engine == "vllm":
             return LogprobMeaning.RAW
         if server.engine == "sglang":
-            return LogprobMeaning.RAW if sampling.temperature in (0.0, 1.0) else LogprobMeaning.TEMPERATURE
+            return LogprobMeaning.RAW if sampling.temperature == 1.0 else LogprobMeaning.TEMPERATURE
         return LogprobMeaning.UNKNOWN
 
     def new_session_name(self) -> str:

@@ -349,7 +349,7 @@ def _grammar_of(client: Any, schema: Mapping[str, Any]) -> str:
 
 
 def _limit(sampling: SamplingParams, room: int) -> SamplingParams:
-    return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
+    return replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
 
 def _room_in_context(client: TokenClient, prompt_tokens: int) -> int:

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -175,6 +176,28 @@ async def test_who_is_cancelled_while_it_waits_for_room_keeps_what_it_has_and_th
     assert all(isinstance(each, asyncio.CancelledError) for each in others)
     await until(lambda: client.engine.num_in_flight == 0)
     assert client.engine.counts.cancelled == 3
+
+
+def test_places_that_nobody_holds_go_to_who_needs_them_on_another_shelf() -> None:
+    cache = KVCache(
+        num_layers=1,
+        num_slots=4,
+        num_kv_heads=1,
+        max_context=ROOM,
+        head_dim=2,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        max_tokens=ROOM,
+    )
+    short = [cache.allocate(32) for _ in range(4)]
+    assert cache.allocate(32) is None, "no more than its slots are taken at once"
+    for slot in filter(None, short):
+        cache.release(slot)
+    assert cache.num_tokens == 4 * 32
+    long = cache.allocate(ROOM)
+    assert long is not None
+    assert long.shelf.capacity == cache.num_tokens == ROOM
+    assert cache.allocate(32) is None, "there is no place left"
 
 
 async def test_a_long_conversation_sets_the_room_of_nobody_else(endless: LoadedModel, serve: Serve) -> None:

@@ -52,6 +52,12 @@ def require_same(mine: ModelOutput, other: ModelOutput) -> None:
     assert mine.policy_versions == other.policy_versions
 
 
+def test_the_shortest_context_in_which_anything_can_repeat() -> None:
+    assert lookup_drafts([7] * NGRAM, 2) == []
+    assert lookup_drafts([7] * (NGRAM + 1), 0) == []
+    assert lookup_drafts([7] * (NGRAM + 1), 1) == [7]
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10**6),

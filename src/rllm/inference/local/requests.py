@@ -61,10 +61,10 @@ class Request:
     finish_reason: FinishReason | None = None
     error: BaseException | None = None
     cached_tokens: int = 0
-    submitted_at: float = 0.0
+    submitted_at: float = field(init=False)
     began_at: float = 0.0
     """When its prompt was first read."""
-    finished_at: float = 0.0
+    finished_at: float = field(init=False)
 
     @property
     def context_ids(self) -> list[int]:
