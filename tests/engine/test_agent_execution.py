@@ -52,6 +52,26 @@ async def test_each_task_is_attempted_group_size_times(agent_class: Agent, env_c
     assert {episode.outcome for episode in episodes} == {Outcome.SCORED}
     assert all(episode.is_correct and episode.reward == 1.0 for episode in episodes)
     assert engine.counts.by_outcome[Outcome.SCORED] == engine.counts.submitted == 12
+    assert engine.counts.turns == 12 * 2, "every answer counts"
+
+
+@pytest.mark.parametrize(
+    ("reward", "info", "is_correct"),
+    [
+        (0.0, {}, False),
+        (0.1, {}, True),
+        (-1.0, {}, False),
+        (1.0, {"is_correct": False}, False),
+        (0.0, {"is_correct": True}, True),
+    ],
+)
+async def test_an_attempt_is_right_as_its_grade_says_and_without_one_by_a_reward_above_zero(
+    agent_class: Agent, env_class: Env, reward: float, info: dict[str, Any], is_correct: bool
+) -> None:
+    engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=ScriptedClient(_always))
+    trouble = {1: {"answer:1": ("over", reward, True, info)}}
+    (episode,) = await _all(engine, _tasks(1, turns=1, trouble=trouble))
+    assert (episode.is_correct, episode.reward) == (is_correct, reward)
 
 
 def test_unless_it_is_set_128_agents_play_in_parallel(agent_class: Agent, env_class: Env) -> None:

@@ -37,6 +37,7 @@ async def test_what_was_committed_is_the_episode_with_its_tokens_and_its_reward(
         assert len(step.response_ids) == len(step.logprobs) == len(step.policy_versions) == 2
         assert episode.metrics["unclaimed_calls"] == 0.0
     assert engine.counts.by_outcome[Outcome.SCORED] == engine.counts.submitted == 8
+    assert engine.counts.turns == 8
     engine.counts.check()
 
 
