@@ -68,6 +68,8 @@ TESTS_S = 4.0
 whole, one of waiting a fifth, so that what else the machine does changes little."""
 FURTHER_TESTS_S = 12.0
 """And of the next quickest, where it lives."""
+MOST_NAMED = 20
+"""Tests that name a word of the line: where more do, it is no word of their own."""
 TIMES_LONGER = 5.0
 QUIET = (
     "-q",
@@ -422,8 +424,9 @@ def text_of_test(test: str) -> str:
 
 
 def tests_of(mutant: Mutant, known: dict[str, Any]) -> list[tuple[list[str], float]]:
-    """The quickest tests that run the mutant's statement, with their seconds, and further ones: those of
-    files that import its module first, and one of each function before a second case of it.
+    """The quickest tests that run the mutant's statement, with their seconds, and further ones: first those
+    whose names name something of its line, then those of files that import its module, and one of each
+    function before a second case of it.
 
     What runs at import is tried with the tests that read, anywhere in the room, the name that it gives
     something; with those that run anything of its module where there is none.
@@ -448,6 +451,10 @@ def tests_of(mutant: Mutant, known: dict[str, Any]) -> list[tuple[list[str], flo
         function = test.partition("[")[0]
         ranks[test] = cases[function] + 1000 * (mutant.module not in text_of_test(test))
         cases[function] += 1
+    for word in set(re.findall(r"[a-z_]{4,}", mutant.text())):
+        named = [test for test in candidates if word in test]
+        if len(named) <= MOST_NAMED:
+            ranks |= dict.fromkeys(named, -1)
     left = sorted(candidates, key=lambda each: (ranks[each], seconds[each], each))
     rounds = list[tuple[list[str], float]]()
     for most_s in (TESTS_S, FURTHER_TESTS_S):
