@@ -1,0 +1,281 @@
+"""Which replica is asked next, with which weights, and for how long each was at work: on clients that answer
+at once and write down what they were given."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rllm.errors import ConfigError, InferenceError
+from rllm.inference import fleet as fleet_module
+from rllm.inference.answer_parts import AnswerParts
+from rllm.inference.fleet import Fleet, Replica
+from rllm.inference.vllm import VLLMClient
+from rllm.models.builtin import create_model
+from rllm.models.tokenizer import HuggingFaceTokenizer
+from rllm.types.messages import ModelOutput, SamplingParams
+
+ASK = SamplingParams(max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
+    directory = tmp_path_factory.mktemp("model") / "tiny"
+    create_model(directory, "tiny", 0)
+    return HuggingFaceTokenizer(directory)
+
+
+class Client(VLLMClient):
+    """Answers with one token. So many of its next answers are errors, after which it is there again."""
+
+    num_failures = 0
+    spoils = False
+
+    def __init__(self, number: int, tokenizer: HuggingFaceTokenizer) -> None:
+        super().__init__(f"http://127.0.0.1:{number}/v1", tokenizer)
+        self.prompts: list[list[int]] = []
+        self.answers: list[AnswerParts] = []
+        self.weights: list[tuple[str, int]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def check(self) -> Any:
+        return None
+
+    async def update_weights(self, directory: Path, policy_version: int) -> None:
+        assert directory.is_dir()
+        self.weights.append((directory.name, policy_version))
+        self.set_policy_version(policy_version)
+
+    async def go_on(self, answer: AnswerParts) -> ModelOutput:
+        self.prompts.append(answer.prompt_ids)
+        self.answers.append(answer)
+        await self.may_answer.wait()
+        if self.num_failures:
+            self.num_failures -= 1
+            answer.is_spoiled = self.spoils
+            raise InferenceError("out of memory")
+        return ModelOutput(text="", prompt_ids=answer.prompt_ids, completion_ids=[9])
+
+
+def fleet_of(clients: Sequence[Client], directory: Path | None = None, **options: Any) -> Fleet:
+    if directory is not None:
+        options |= {"write_weights": lambda target: target.mkdir(), "directory": directory}
+    return Fleet(clients, max_context=512, **options)
+
+
+async def test_who_read_the_beginning_is_asked_unless_it_is_twice_as_busy_as_another(
+    tokenizer: HuggingFaceTokenizer,
+) -> None:
+    fleet = fleet_of([Client(number, tokenizer) for number in range(3)])
+    one, two, three = fleet.replicas
+    two.num_tokens, three.num_tokens = 5, 6
+    for own_tokens, chosen in ((20, one), (21, two)):
+        one.num_tokens = own_tokens
+        assert await fleet._in_service(one, 10) is chosen
+    one.num_tokens = 0
+    for name, value in (("is_up", False), ("is_leaving", True)):
+        setattr(one, name, value)
+        assert await fleet._in_service(one, 10) is two
+        assert await fleet._in_service(None, 10) is two
+        setattr(one, name, not value)
+    await fleet.close()
+
+
+async def test_calls_one_at_a_time_are_shared_out_and_a_conversation_stays(
+    tokenizer: HuggingFaceTokenizer,
+) -> None:
+    clients = [Client(number, tokenizer) for number in range(3)]
+    fleet = fleet_of(clients)
+    prompts = [[number] * 64 for number in range(6)]
+    for prompt in prompts:
+        await fleet.generate_ids(prompt, ASK)
+    assert [client.prompts for client in clients] == [[prompts[at], prompts[at + 3]] for at in range(3)]
+    for _ in range(3):
+        await fleet.generate_ids([*prompts[1], 9, 8], ASK)
+    assert [len(client.prompts) for client in clients] == [2, 5, 2]
+    await fleet.close()
+
+
+async def test_a_replica_is_at_work_from_the_first_of_its_calls_to_the_last(
+    tokenizer: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(fleet_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    fleet = fleet_of([Client(number, tokenizer) for number in range(2)])
+    replica = fleet.replicas[0]
+    first, second = replica.busy(7), replica.busy(5)
+    for time_s, act, (busy_s, num_calls, num_tokens) in (
+        (101.0, None, (0.0, 0, 0)),
+        (102.0, first.__aenter__, (0.0, 1, 7)),
+        (104.0, second.__aenter__, (2.0, 2, 12)),
+        (105.0, lambda: first.__aexit__(None, None, None), (3.0, 1, 5)),
+        (109.0, lambda: second.__aexit__(None, None, None), (7.0, 0, 0)),
+        (200.0, None, (7.0, 0, 0)),
+    ):
+        now[0] = time_s
+        if act is not None:
+            await act()
+        assert (replica.busy_s, replica.num_calls, replica.num_tokens) == (busy_s, num_calls, num_tokens)
+    async with replica.busy(1):
+        now[0] += 3.0
+    assert (replica.busy_s, fleet.busy_s) == (10.0, 5.0), "of the fleet: the mean"
+    await fleet.close()
+
+
+async def test_a_replica_gets_weights_once_for_each_time_that_they_change(
+    tokenizer: HuggingFaceTokenizer, tmp_path: Path
+) -> None:
+    (client,) = clients = [Client(0, tokenizer)]
+    fleet = fleet_of(clients, tmp_path / "weights")
+    writes: list[int] = []
+    for policy_version, write, is_new in (
+        (0, None, True),
+        (0, None, False),
+        (1, None, True),
+        (1, lambda: writes.append(1), True),
+        (1, None, False),
+        (2, None, True),
+    ):
+        before = len(client.weights)
+        fleet.publish(policy_version, write)
+        for _ in range(2):
+            await fleet.generate_ids([5], ASK)
+        assert len(client.weights) - before == is_new
+        assert (fleet.policy_version, client.policy_version) == (policy_version, policy_version)
+    assert writes == [1]
+    assert client.weights == [("publish-1", 0), ("publish-2", 1), ("publish-3", 1), ("publish-4", 2)]
+    kept = sorted(path.name for path in (tmp_path / "weights").iterdir())
+    assert kept == ["publish-3", "publish-4"], "one may still be read"
+    await fleet.close()
+    assert not (tmp_path / "weights").exists()
+
+
+async def test_a_replica_that_began_anew_gets_weights_again_and_no_other(
+    tokenizer: HuggingFaceTokenizer, tmp_path: Path
+) -> None:
+    clients, starts = [Client(number, tokenizer) for number in range(2)], [1, 1]
+    fleet = fleet_of(clients, tmp_path / "w", num_starts=[lambda: starts[0], lambda: starts[1]])
+    fleet.publish(3)
+    for replica in fleet.replicas:
+        await fleet.bring_up_to_date(replica)
+    starts[1] = 2
+    for replica in fleet.replicas * 2:
+        await fleet.bring_up_to_date(replica)
+    assert [len(client.weights) for client in clients] == [1, 2]
+    await fleet.close()
+
+
+async def test_a_call_is_asked_elsewhere_as_often_as_there_are_replicas(
+    tokenizer: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "PROBE_EVERY_S", 0.0)
+    for num_failures, fails in (([1, 0], False), ([1, 1], False), ([2, 1], True)):
+        clients = [Client(number, tokenizer) for number in range(2)]
+        fleet = fleet_of(clients)
+        for client, number in zip(clients, num_failures, strict=True):
+            client.num_failures = number
+        if fails:
+            with pytest.raises(InferenceError, match="out of memory"):
+                await fleet.generate_ids([5], ASK)
+            assert fleet.num_moved == 2
+        else:
+            output = await fleet.generate_ids([5], ASK)
+            assert output.completion_ids == [9]
+            assert fleet.num_moved == sum(num_failures)
+        await fleet.close()
+
+
+@pytest.mark.parametrize("spoils", [False, True])
+async def test_an_answer_goes_on_elsewhere_unless_its_tokens_are_of_other_weights(
+    tokenizer: HuggingFaceTokenizer, spoils: bool
+) -> None:
+    clients = [Client(number, tokenizer) for number in range(2)]
+    clients[0].num_failures, clients[0].spoils = 1, spoils
+    fleet = fleet_of(clients)
+    await fleet.generate_ids([5], ASK)
+    assert (clients[0].answers[0] is clients[1].answers[0]) is not spoils
+    clients[0].num_failures = 1
+    fleet.replicas[0].is_up, fleet.replicas[1].is_up = True, False
+    call = fleet.generate_ids([6], ASK, on_piece=lambda piece: None)
+    if spoils:  # its reader has heard of them
+        with pytest.raises(InferenceError, match="out of memory"):
+            await call
+    else:
+        fleet.replicas[1].is_up = True
+        fleet.replicas[1].num_tokens = 1
+        assert (await call).completion_ids == [9]
+    await fleet.close()
+
+
+async def test_who_finds_nobody_in_service_waits_as_long_as_it_may_and_is_told_who_is_away(
+    tokenizer: HuggingFaceTokenizer,
+) -> None:
+    fleet = fleet_of([Client(1, tokenizer), Client(2, tokenizer)], patience_s=0.01)
+    for replica in fleet.replicas:
+        replica.is_up = False
+    assert fleet.num_in_service == 0
+    with pytest.raises(InferenceError, match=r"127.0.0.1:1/v1, http://127.0.0.1:2/v1 .*0\.01 s"):
+        await fleet.generate_ids([5], ASK)
+    fleet._patience_s = 60.0
+    call = asyncio.create_task(fleet.generate_ids([5], ASK))
+    await asyncio.sleep(0)
+    await fleet.add(Client(3, tokenizer))
+    assert (await call).completion_ids == [9]
+    assert fleet.num_in_service == 1
+    await fleet.close()
+
+
+async def test_one_that_leaves_ends_its_calls_and_stays_where_nobody_waits_for_that(
+    tokenizer: HuggingFaceTokenizer,
+) -> None:
+    clients = [Client(number, tokenizer) for number in range(2)]
+    fleet = fleet_of(clients)
+    leaving: Replica = fleet.replicas[0]
+    clients[0].may_answer.clear()
+    call = asyncio.create_task(fleet.generate_ids([5], ASK))
+    while not clients[0].prompts:
+        await asyncio.sleep(0)
+    removal = asyncio.create_task(fleet.remove(leaving.url + "/"))
+    while not leaving.is_leaving:
+        await asyncio.sleep(0)
+    with pytest.raises(ConfigError, match=r"127.0.0.1:1/v1 cannot .* one has to stay"):
+        await fleet.remove(fleet.replicas[1].url)
+    removal.cancel()
+    await asyncio.gather(removal, return_exceptions=True)
+    assert not leaving.is_leaving
+    removal = asyncio.create_task(fleet.remove(leaving.url))
+    await asyncio.sleep(0)
+    assert not removal.done()
+    clients[0].may_answer.set()
+    await removal
+    assert (await call).completion_ids == [9]
+    assert [replica.client for replica in fleet.replicas] == [clients[1]]
+    with pytest.raises(ConfigError, match="nowhere"):
+        await fleet.remove("http://nowhere/v1")
+    await fleet.close()
+
+
+async def test_a_check_of_all_takes_those_out_that_do_not_answer_and_ends_their_calls(
+    tokenizer: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "PROBE_EVERY_S", 60.0)
+    clients = [Client(number, tokenizer) for number in range(2)]
+    fleet = fleet_of(clients)
+    clients[0].may_answer.clear()
+    call = asyncio.create_task(fleet.generate_ids([5], ASK))
+    while not clients[0].prompts:
+        await asyncio.sleep(0)
+
+    async def gone() -> Any:
+        raise InferenceError("no answer")
+
+    monkeypatch.setattr(clients[0], "check", gone)
+    await fleet.check()
+    assert [replica.is_up for replica in fleet.replicas] == [False, True]
+    assert (await call).completion_ids == [9]
+    assert (len(clients[1].prompts), fleet.num_moved) == (1, 1)
+    await fleet.close()
