@@ -150,6 +150,7 @@ def test_markup_that_makes_no_call_is_text_and_is_flagged(subtests: pytest.Subte
         (MISTRAL, "[TOOL_CALLS] weather", "[TOOL_CALLS] weather"),
         (MISTRAL, "[TOOL_CALLS][]", "[TOOL_CALLS][]"),
         (LLAMA, '{"name": "Ada", "age": 36}', '{"name": "Ada", "age": 36}'),
+        (LLAMA, '{"age": 36, "name": "f", "parameters": {}}', '{"age": 36, "name": "f", "parameters": {}}'),
         (LLAMA, '{"name": "weather", "parameters": 3}', '{"name": "weather", "parameters": 3}'),
         (GLM, "<tool_call>\n two words</tool_call>", "<tool_call>\n two words</tool_call>"),
         (GLM, "<tool_call>weather\n", "<tool_call>weather\n"),
@@ -217,6 +218,14 @@ def test_keys_of_a_call_may_come_in_any_order_and_with_others() -> None:
     assert HERMES.parse(text) == ParsedAnswer(
         content="ok", calls=[ParsedCall(name="f", arguments='{"a": "</tool_call> \\" }"}')]
     )
+
+
+def test_a_call_without_a_tag_has_the_keys_of_a_call_and_no_other() -> None:
+    for text in (
+        '{"type": "function", "id": 3, "name": "f", "parameters": {}}',
+        '{"parameters": {}, "name": "f"}',
+    ):
+        assert LLAMA.parse(text) == ParsedAnswer(content="", calls=[ParsedCall(name="f", arguments="{}")])
 
 
 def test_values_of_tag_parameters_have_the_type_that_the_tool_says() -> None:
