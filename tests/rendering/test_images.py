@@ -9,7 +9,16 @@ from PIL import Image as Pictures
 
 from rllm.errors import ConfigError
 from rllm.models.vision.pillow import pillow_image
-from rllm.rendering.images import MAX_BYTES, MAX_PER_MESSAGE, ImageTable, images_of
+from rllm.rendering.images import (
+    IMAGES,
+    MAX_BYTES,
+    MAX_PER_MESSAGE,
+    ImageTable,
+    as_data_url,
+    images_of,
+    keep_images,
+    with_patches,
+)
 from rllm.types.images import MAX_PATCHES, PATCH_IDS_FROM, ImageFile, image_numbers, patch_ids
 
 
@@ -140,3 +149,32 @@ def test_two_images_whose_hashes_begin_alike_are_never_taken_for_each_other() ->
     table.add(first)
     with pytest.raises(ConfigError, match="alike"):
         table.add(second)
+
+
+class _Reader:
+    """A mark becomes a begin token, one id for each byte of the image, and an end token."""
+
+    mark_id = 7
+
+    def ids(self, image: ImageFile) -> list[int]:
+        return [1, *patch_ids(image.number, len(image.data) % 5 + 1), 2]
+
+
+def test_the_ids_of_each_image_stand_where_its_mark_stood_and_the_image_is_kept() -> None:
+    images = [ImageFile(_png((size, 2)), "image/png") for size in (4, 6)]
+    messages = [_message({"type": "text", "text": "x"}, _part(as_data_url(image))) for image in images]
+    reader = _Reader()
+    first, second = (reader.ids(image) for image in images)
+    assert with_patches([5, 7, 6, 7, 8], messages, reader) == [5, *first, 6, *second, 8]
+    assert [IMAGES.get(image.number) for image in images] == images
+    assert with_patches([5, 6], [], reader) == [5, 6]
+    for ids in ([5, 7], [7, 7, 7]):
+        with pytest.raises(ConfigError, match=f"2 images and its text {ids.count(7)} marks"):
+            with_patches(ids, messages, reader)
+
+
+def test_images_of_rows_that_are_about_to_be_computed_are_in_memory() -> None:
+    image = ImageFile(_png((9, 9)), "image/png")
+    assert image.number not in IMAGES
+    keep_images([_message(_part(as_data_url(image)))])
+    assert IMAGES.get(image.number) == image
