@@ -208,9 +208,9 @@ def _decides_nothing(node: ast.AST) -> bool:
 
 
 def _is_limit(node: ast.Assign) -> bool:
-    """`MAX_FRAMES = 12`, `MAX_BYTES = 1 << 20` or `WITHIN_S = 30.0`: nothing but numbers."""
+    """`MAX_FRAMES = 12`, `MAX_BYTES = 1 << 20` or `WITHIN_S = 30.0`: nothing but numbers and constants."""
     names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-    parts = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+    parts = (ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
     return any(map(_LIMIT.fullmatch, names)) and all(isinstance(each, parts) for each in ast.walk(node.value))
 
 
