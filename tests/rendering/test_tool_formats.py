@@ -131,6 +131,7 @@ def test_reasoning_is_split_off(subtests: pytest.Subtests) -> None:
             parsed = tool_format.parse(f"<think>\nOslo, I think.\n</think>\n\n{WRITTEN[tool_format.name]}")
             assert parsed == ParsedAnswer(content="", reasoning="Oslo, I think.", calls=[WEATHER])
             assert tool_format.parse("<think>a</think>b ") == ParsedAnswer(content="b ", reasoning="a")
+            assert tool_format.parse("<think>never done").reasoning == "never done"
             assert tool_format.parse("<think>never done ") == ParsedAnswer(content="", reasoning="never done")
 
 
@@ -185,6 +186,7 @@ def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
         (HERMES, '<tool_call>{"name": "f", "arguments": 5}</tool_call>', "5"),
         (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"} or so', '{"a": 1}'),
         (CODER, "<tool_call><function=f>\n<parameter=a>\nhalf a", '{"a": "\\nhalf a'),
+        (CODER, "<tool_call><function=f>\n<parameter=ä>\nhalf ö", '{"ä": "\\nhalf ö'),
         (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}', '{"a": 1}'),
         (LLAMA, '{"name": "f", "parameters": {"a"', '{"a"'),
         (GLM, "<tool_call>f<arg_key>a</arg_key><arg_value>half a</arg_v", '{"a": "half a</arg_v'),
@@ -249,6 +251,11 @@ def test_values_of_tag_parameters_have_the_type_that_the_tool_says() -> None:
     tags = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     (call,) = CODER.parse(f"<tool_call>\n<function=f>\n{tags}</function>\n</tool_call>", tools).calls
     assert json.loads(call.arguments) == {"zip": "0150", "deep": True, "limit": None, "rows": ["a", 1]}
+
+
+def test_values_and_their_names_are_written_as_they_are_in_any_alphabet() -> None:
+    (call,) = CODER.parse("<tool_call>\n<function=f>\n<parameter=où>\nœuf\n</parameter>\n</function>").calls
+    assert call.arguments == '{"où": "œuf"}'
 
 
 def test_a_value_says_itself_whether_it_is_text() -> None:
