@@ -41,6 +41,10 @@ GAMES: dict[str, dict[str, Any]] = {
     "critic": {"game": "letters", "changes": TRAINED | CRITIC},
     "in the background": {"game": "letters", "changes": TRAINED | BACKGROUND},
     "lora": {"game": "letters", "changes": TRAINED | {"lora": {"rank": 4, "alpha": 16.0}}},
+    "lora in 4 bits": {
+        "game": "letters",
+        "changes": TRAINED | {"lora": {"rank": 64, "base_dtype": "nf4"}, "optimizer": {"name": "adamw8bit"}},
+    },
     "policies": {"game": "pair", "changes": TWO},
     "policies in lockstep": {"game": "pair", "changes": TWO | {"inference": {"lockstep": True}}},
     "distill": {"game": "taught", "changes": {"steps": 3, "checkpoint": {"every_steps": 1}}},

@@ -92,6 +92,24 @@ def test_a_run_of_an_adapter_replays_without_an_engine(letters: ModuleType, fini
     assert result.is_identical
 
 
+def test_a_base_in_4_bits_samples_and_trains_with_the_same_numbers(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    settings = {**ADAPTER, "lora": {**ADAPTER["lora"], "base_dtype": "nf4"}}
+    letters.make_trainer(tmp_path / "run", settings).train()
+    lines = [each for each in read_metrics(tmp_path / "run" / "metrics.jsonl") if each["phase"] == "train"]
+    assert max(each["canary_gap"] for each in lines) < 1e-5
+    gaps = [each["logprob_gap_first"] for each in lines if "logprob_gap_first" in each]
+    assert gaps
+    assert max(gaps) < 1e-5
+    assert all(each["canary_moved"] > 1e-4 for each in lines[1:])
+    assert replay(letters.make_trainer(tmp_path / "run", settings)).is_identical
+    saved = load_model(tmp_path / "run" / "model").model.state_dict_hf()
+    begin = load_model(tmp_path / "run" / "initial_model").model.state_dict_hf()
+    unchanged = {name for name, each in saved.items() if torch.equal(each, begin[name])}
+    assert unchanged == {name for name in begin if "_proj" not in name}
+
+
 # ---- several policies --------------------------------------------------------------------------------------
 
 

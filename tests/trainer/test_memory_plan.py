@@ -15,6 +15,7 @@ from rllm.config.schema import TrainConfig
 from rllm.distributed import ALONE
 from rllm.errors import ConfigError
 from rllm.inference.local.cache import KVCache
+from rllm.models.bitsandbytes import NF4Weight
 from rllm.models.builtin import TinyModel, create_model
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import write_one_file
@@ -70,7 +71,13 @@ def rows_of(config: TrainConfig) -> list[TrainingSample]:
 
 
 def size_of(tensors: Any) -> int:
-    return sum({each.data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+    """Bytes; two tensors of one memory take it once."""
+    all_tensors = list(tensors)
+    in_4_bits = {id(each): each.num_bytes for each in all_tensors if isinstance(each, NF4Weight)}
+    others = [each for each in all_tensors if not isinstance(each, NF4Weight)]
+    return sum(in_4_bits.values()) + sum(
+        {each.data_ptr(): each.untyped_storage().nbytes() for each in others}.values()
+    )
 
 
 def most_allocated(work: Any) -> int:
@@ -115,6 +122,8 @@ CASES: dict[str, dict[str, Any]] = {
     "logits in chunks, entropy": {"optimizer__logits_mb": 0.5, "algorithm__entropy_coef": 0.01},
     "lora": {"lora__rank": 8},
     "lora on two layers": {"lora__rank": 4, "lora__targets": ["q_proj", "v_proj"]},
+    "lora in 4 bits": {"lora__rank": 8, "lora__base_dtype": "nf4"},
+    "lora in 4 bits, bfloat16": {"lora__rank": 8, "lora__base_dtype": "nf4", "model__dtype": "bfloat16"},
     "bfloat16": {"model__dtype": "bfloat16"},
     "bfloat16, lora": {"model__dtype": "bfloat16", "lora__rank": 8},
     "an output layer of its own, entropy": {"model__path": "untied", "algorithm__entropy_coef": 0.01},

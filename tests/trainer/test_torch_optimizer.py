@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rllm.algorithms.losses import PolicyLoss
 from rllm.config.loader import load_config
+from rllm.config.lora import LoraConfig
 from rllm.config.optimizer import OptimizerConfig
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.trainer.backends.torch import TorchBackend
@@ -176,9 +177,11 @@ def test_adafactor_is_refused_where_it_cannot_be_had() -> None:
 
 def test_a_missing_package_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "bitsandbytes" else object())
-    require_training_packages(OptimizerConfig())
+    require_training_packages(OptimizerConfig(), LoraConfig())
     with pytest.raises(MissingExtraError, match=re.escape("rllm[bitsandbytes]")):
-        require_training_packages(OptimizerConfig(name="adamw8bit"))
+        require_training_packages(OptimizerConfig(name="adamw8bit"), LoraConfig())
+    with pytest.raises(MissingExtraError, match=re.escape("rllm[bitsandbytes]")):
+        require_training_packages(OptimizerConfig(), LoraConfig(rank=4, base_dtype="nf4"))
 
 
 @pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw8bit", "muon"])

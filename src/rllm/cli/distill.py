@@ -86,7 +86,7 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, option
         )
         print_plan(plan, as_json=options.as_json, tasks=tasks)
         return
-    require_training_packages(config.optimizer)
+    require_training_packages(config.optimizer, config.lora)
     was_finished = announce_run(directory)
     try:
         with LiveView(config.steps, title=f"rllm distill {label}", elapsed_s=elapsed_s()) as view:

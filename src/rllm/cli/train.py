@@ -125,7 +125,7 @@ def command(options: TrainOptions) -> None:
         )
         print_plan(plan, as_json=options.as_json, benchmark=options.label)
         return
-    require_training_packages(config.optimizer)
+    require_training_packages(config.optimizer, config.lora)
     if options.nproc > 1:
         words, restarts = options.rank_words(directory), config.distributed.restarts
         with rank_places(config, options.nproc, directory) as start:

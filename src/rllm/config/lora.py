@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from rllm.config.limits import at_least, positive, unused
+from rllm.config.limits import at_least, one_of, positive, unused
 from rllm.errors import ConfigError
 
 
@@ -22,7 +22,13 @@ class LoraConfig:
     """Names of the layers, as in Hugging Face's weights: `["q_proj", "v_proj"]`. Where empty all linear
     layers between embedding and output."""
 
+    base_dtype: str = "auto"
+    """The precision of the weights that the adapters stand beside, while they sample and train: `auto`, that
+    of the model; or `nf4`, 4 bits for the matrices of its layers (QLoRA: Dettmers et al. 2023,
+    arXiv:2305.14314; extra `bitsandbytes`)."""
+
     def validate(self) -> None:
+        one_of("lora.base_dtype", self.base_dtype, ("auto", "nf4"))
         at_least("lora.rank", self.rank, 0)
         require_scale_and_targets("lora.", self.alpha, self.targets)
         if self.dropout != 0.0:
@@ -31,7 +37,7 @@ class LoraConfig:
                 "log-probabilities agree, and micro-batches add up, only without dropout: leave it at 0."
             )
         if not self.rank:
-            for name in ("alpha", "targets"):
+            for name in ("alpha", "base_dtype", "targets"):
                 unused("lora", self, name, "there is no adapter; set `lora.rank` to 1 or more")
 
 

@@ -113,11 +113,13 @@ def adapter_of(policy: PolicyConfig, lora: LoraConfig) -> LoraConfig:
     """The adapter that is trained instead of the policy's weights; of rank 0 where none is."""
     if not policy.trainable:
         return LoraConfig()
+    rank = lora.rank if policy.lora_rank < 0 else policy.lora_rank
     return LoraConfig(
-        rank=lora.rank if policy.lora_rank < 0 else policy.lora_rank,
+        rank=rank,
         alpha=policy.lora_alpha or lora.alpha,
         dropout=lora.dropout,
         targets=policy.lora_targets or lora.targets,
+        base_dtype=lora.base_dtype if rank else "auto",
     )
 
 

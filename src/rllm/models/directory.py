@@ -126,7 +126,7 @@ def load_model(
     weights = _read_weights(directory)
     end_token_ids = _end_token_ids(directory, config, tokenizer)
     if shape is not None:
-        model = _decoder(shape, weights, directory)
+        model = _decoder(shape, weights, directory, dtype)
     elif reads_images(config):
         _require_flat_positions(config, directory)
         from rllm.models.vision.language import VisionLanguageDecoder
@@ -196,7 +196,7 @@ def _require_flat_positions(config: dict[str, Any], directory: Path) -> None:
             )
 
 
-def _decoder(shape: DecoderShape, weights: dict[str, Tensor], directory: Path) -> Any:
+def _decoder(shape: DecoderShape, weights: dict[str, Tensor], directory: Path, dtype: torch.dtype) -> Any:
     """Numbers of config.json that the weights do not bear out take no memory: they are compared first."""
     try:
         if shape.num_layers > len(weights):
@@ -208,7 +208,7 @@ def _decoder(shape: DecoderShape, weights: dict[str, Tensor], directory: Path) -
                 Decoder(shape).load_hf(weights)
         except RuntimeError as error:  # a product that no integer holds
             raise ModelDirectoryError(f"config.json means impossible sizes: {error}") from error
-        model = Decoder(shape)
+        model = Decoder(shape).to(dtype)  # before there is anything in it, or both would be in memory
         model.load_hf(weights)
     except ModelDirectoryError as error:
         raise ModelDirectoryError(f"{directory}: {error}") from error

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from rllm.config.lora import LoraConfig
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError, choices_of
 from rllm.files.atomic import write_directory_atomic
+from rllm.models.bitsandbytes import freeze_in_4_bits, quiet_bitsandbytes
 from rllm.models.decoder import Decoder
 from rllm.models.directory import LoadedModel
 
@@ -84,6 +85,36 @@ def with_adapter(base: LoadedModel, config: LoraConfig, seed: int, *, vision: bo
     }
     model.eval()
     return replace(base, model=model, base=base)
+
+
+def with_base_in_4_bits(base: LoadedModel, *, vision: bool = False) -> None:
+    """Keep the matrices that adapters may stand beside, none of them yet, in 4 bits from now on.
+
+    Raises ConfigError for a model whose layers are not all linear ones of torch.
+    """
+    model = base.model
+    base.model.requires_grad_(False)
+    if isinstance(model, Decoder):
+        for block in model.blocks:
+            freeze_in_4_bits((block.qkv, block.out, block.gate_up, block.down))
+        model.look_up_parameters()
+        return
+    of_images = [] if vision or base.tokenizer.images is None else base.model.vision_modules()
+    linear = _linear_layers(model.inner, of_images)
+    other = next((each for each in linear.values() if not isinstance(each, nn.Linear)), None)
+    is_of_experts = any(each.ndim == 3 for each in model.inner.parameters())
+    if not linear or other is not None or is_of_experts:
+        what = "experts" if is_of_experts else "no linear layers" if other is None else type(other).__name__
+        raise ConfigError(
+            f'`lora.base_dtype` is "nf4", which is for the linear layers of torch, and {base.directory} has '
+            f"{what}; set it to auto."
+        )
+    freeze_in_4_bits(
+        module
+        for path, module in model.inner.named_modules()
+        if isinstance(module, nn.Linear) and path not in of_images and path.rpartition(".")[2] in linear
+    )
+    model.look_up_parameters()
 
 
 def save_adapter(loaded: LoadedModel, directory: Path) -> None:
@@ -143,6 +174,7 @@ def _shape(shape: Sequence[int] | None) -> str:
 
 
 def _peft() -> Any:
+    quiet_bitsandbytes()  # which peft imports where it is installed
     try:
         import peft
     except ModuleNotFoundError as error:
@@ -164,15 +196,27 @@ def twin_of(model: nn.Module) -> Any:
 
 
 def _projections(model: Decoder) -> nn.Module:
-    """The linear layers of all blocks by their Hugging Face names; their weights are views into its own."""
-    root, weights = nn.Module(), model.state_dict_hf()
+    """Linear layers of the sizes of all blocks' by their Hugging Face names. Their weights take no memory:
+    the decoder has its own."""
+    shape, root = model.shape, nn.Module()
+    width, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    sizes = {
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+    }
+    one = model.embed.weight.new_zeros(())
     for index, _ in enumerate(model.blocks):
         for name in chain(*STORED):
             path, _, leaf = f"model.layers.{index}.{name}".rpartition(".")
-            weight = weights[f"{path}.{leaf}.weight"]
             with torch.device("meta"):
-                layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-            layer.weight = nn.Parameter(weight, requires_grad=False)
+                layer = nn.Linear(*reversed(sizes[name]), bias=False)
+            layer.weight = nn.Parameter(one.expand(sizes[name]), requires_grad=False)
             _submodule(root, path).add_module(leaf, layer)
     return root
 

@@ -333,7 +333,7 @@ class AgentTrainer:
     def require_names(self) -> None:
         """Raises what `train` would raise of what the configuration names: a package that is missing, an
         estimator or a loss of one's own, a model, a device."""
-        require_training_packages(self.config.optimizer)
+        require_training_packages(self.config.optimizer, self.config.lora)
         from rllm.trainer.learning import require_algorithm
         from rllm.trainer.policies import require_models
         from rllm.trainer.samplers import require_servers

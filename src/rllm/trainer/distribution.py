@@ -62,6 +62,12 @@ def _require_parts(config: TrainConfig) -> None:
         )
     if num_parts == 1:
         return
+    if config.lora.base_dtype != "auto":
+        raise ConfigError(
+            f'`lora.base_dtype` is "{config.lora.base_dtype}", which has blocks of weights across the parts '
+            f"that {num_parts} processes would have (`distributed.tensor_parallel`); set it to auto, or that "
+            "to 1."
+        )
     from rllm.trainer.memory_plan import shape_of
 
     for name, policy in config.named_policies.items():

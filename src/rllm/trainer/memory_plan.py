@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rllm.config.lora import LoraConfig
 from rllm.config.schema import LOCAL, TrainConfig
 from rllm.errors import ConfigError, ModelDirectoryError
-from rllm.models.bitsandbytes import MOMENTS_BLOCK
+from rllm.models.bitsandbytes import MOMENTS_BLOCK, nf4_bytes
 from rllm.models.builtin import PRESETS, tiny_config
 from rllm.models.decoder import DecoderShape
 from rllm.models.devices import accelerator_bytes
@@ -178,16 +178,17 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
     tensor = config.distributed.ranks_of_a_layer(num_ranks) if num_ranks > 1 else 1
     rows = _rows(config, num_ranks // tensor)
     parts, moments, batches = Parts(), dict[str, int](), list[tuple[int, MicroBatch]]()
-    shared_bases = set[str]()
+    shared_bases, loads = set[tuple[str, str]](), list[int]()
     peaks: list[tuple[str, int]] = []
     for name, policy in by_name.items():
         shape = shapes[name]
         assert shape is not None, "what has no shape has no plan"
         adapter = config.adapter_of(name)
         changes = policy.trainable and not adapter.rank
-        is_first = changes or policy.path not in shared_bases
+        base = policy.path, adapter.base_dtype
+        is_first = changes or base not in shared_bases
         if not changes:
-            shared_bases.add(policy.path)
+            shared_bases.add(base)
         of_rank = shape.part(tensor)
         own = _parts(
             config,
@@ -219,6 +220,8 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
         if tensor > 1 and adapter.rank:
             joined = max(joined, FLOAT * _on_all_ranks(shape, adapter))
         peaks.append(("optimizer step", _step(config.optimizer, shape, adapter, joined)))
+        if adapter.base_dtype == "nf4" and config.model.device == "cpu":
+            loads.append(num_parameters(shape) * element)
     if not batches:
         return None
     parts = replace(parts if shards == 1 else _shard(parts, shards, element), libraries=LIBRARIES)
@@ -229,6 +232,8 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
         parts, sampling = replace(parts, cache=0), []
     for what, beyond in [*peaks, *sampling]:
         moments[what] = max(moments.get(what, 0), parts.total + beyond)
+    if loads:  # a base is whole before it is in 4 bits
+        moments["start"] = max(loads)
     most, batch = max(batches, key=lambda each: each[0])
     return MemoryPlan(
         parts=parts,
@@ -320,7 +325,7 @@ def _parts(
     """
     whole = num_parameters(shape)
     rotation = 2 * element * shape.max_positions * shape.head_dim
-    weights = (whole * element + rotation) * has_weights
+    weights = (_base_bytes(shape, adapter, element) + rotation) * has_weights
     inference = config.inference
     cache = cache_bytes(shape, inference.num_slots, inference.max_context, element, inference.cache_tokens)
     if not is_trainable:
@@ -361,6 +366,14 @@ def _parts(
         cache=cache,
         checkpoint=snapshot * config.checkpoint.background,
     )
+
+
+def _base_bytes(shape: DecoderShape, adapter: LoraConfig, element: int) -> int:
+    """The weights of a model, or those that its adapter stands beside."""
+    if adapter.base_dtype != "nf4":
+        return num_parameters(shape) * element
+    others = num_parameters(shape) - shape.num_layers * matrix_parameters(shape)
+    return others * element + shape.num_layers * sum(nf4_bytes(each) for each in layer_matrices(shape))
 
 
 def _on_all_ranks(shape: DecoderShape, adapter: LoraConfig) -> int:
@@ -497,15 +510,17 @@ def _step(optimizer: "OptimizerConfig", shape: DecoderShape, adapter: LoraConfig
 
 def _sampled_weights(config: TrainConfig, shapes: Mapping[str, DecoderShape | None], element: int) -> int:
     """Bytes of what a process holds that only samples, of all policies."""
-    num_bytes, shared_bases = 0, set[str]()
+    num_bytes, shared_bases = 0, set[tuple[str, str]]()
     for name, policy in config.named_policies.items():
         shape, adapter = shapes[name], config.adapter_of(name)
         assert shape is not None, "what has no shape has no plan"
         changes = policy.trainable and not adapter.rank
-        if changes or policy.path not in shared_bases:
-            num_bytes += element * (num_parameters(shape) + 2 * shape.max_positions * shape.head_dim)
+        base = policy.path, adapter.base_dtype
+        if changes or base not in shared_bases:
+            num_bytes += _base_bytes(shape, adapter, element)
+            num_bytes += 2 * element * shape.max_positions * shape.head_dim
         if not changes:
-            shared_bases.add(policy.path)
+            shared_bases.add(base)
         if adapter.rank:
             num_bytes += FLOAT * lora_parameters(shape, adapter.rank, _targets(adapter))
     return num_bytes

@@ -33,7 +33,7 @@ from rllm.models.directory import (
     write_index,
     write_part,
 )
-from rllm.models.lora import save_adapter, with_adapter
+from rllm.models.lora import save_adapter, with_adapter, with_base_in_4_bits
 from rllm.rendering.chat import ChatRenderer
 from rllm.trainer.backends.base import TrainingBackend, refuse_unsupported
 from rllm.trainer.backends.named import backend_kind, service_kind
@@ -307,12 +307,13 @@ def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1
     if (service := service_kind(config.backend)) is not None:
         return {name: service.load(config) for name in config.named_policies}
     dtype = dtype_named(config.model.number_type)
-    constant: dict[Path, LoadedModel] = {}
+    constant: dict[tuple[Path, str], LoadedModel] = {}
     models: dict[str, LoadedModel] = {}
     for name, policy in config.named_policies.items():
         path, adapter = _initial_path(config, name, run), config.adapter_of(name)
         changes = policy.trainable and not adapter.rank
-        model = None if changes else constant.get(path)
+        base = path, adapter.base_dtype
+        model = None if changes else constant.get(base)
         if model is None:
             model = load_model(
                 path,
@@ -320,8 +321,10 @@ def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1
                 dtype=dtype,
                 trust_remote_code=config.model.trust_remote_code,
             )
+            if adapter.base_dtype == "nf4":
+                with_base_in_4_bits(model, vision=config.model.vision == "lora")
         if not changes:
-            constant[path] = model
+            constant[base] = model
         elif config.model.vision == "train":
             model.model.train_vision()
         if adapter.rank:

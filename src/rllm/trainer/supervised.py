@@ -204,7 +204,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         require_same(directory, config_dict(began_with), config_dict(self.config))
 
     def _run(self, directory: RunDirectory) -> dict[str, Any]:
-        require_training_packages(self.config.optimizer)
+        require_training_packages(self.config.optimizer, self.config.lora)
         listeners: dict[str, SupervisedJob] = {}
         settle_muon_dtype(self.config.optimizer, self.config.model.device)
         policies, models = self._policies(directory.path, listeners)
