@@ -102,7 +102,7 @@ def with_base_in_4_bits(base: LoadedModel, *, vision: bool = False) -> None:
     of_images = [] if vision or base.tokenizer.images is None else base.model.vision_modules()
     linear = _linear_layers(model.inner, of_images)
     other = next((each for each in linear.values() if not isinstance(each, nn.Linear)), None)
-    is_of_experts = any(each.ndim == 3 for each in model.inner.parameters())
+    is_of_experts = _has_experts(model.inner)
     if not linear or other is not None or is_of_experts:
         what = "experts" if is_of_experts else "no linear layers" if other is None else type(other).__name__
         raise ConfigError(
@@ -239,7 +239,7 @@ def _linear_layers(layers: Any, excluded: Sequence[str] = ()) -> dict[str, nn.Mo
     output = layers.get_output_embeddings() if hasattr(layers, "get_output_embeddings") else None
     linear: dict[str, nn.Module] = {}
     others = set[str]()
-    if any(each.ndim == 3 for name, each in layers.named_parameters() if ".experts." in f".{name}"):
+    if _has_experts(layers):
         others |= OF_EXPERTS
     for path, module in layers.named_modules():
         if path in outside:
@@ -250,6 +250,11 @@ def _linear_layers(layers: Any, excluded: Sequence[str] = ()) -> dict[str, nn.Mo
         else:
             others.add(name)
     return {name: module for name, module in linear.items() if name not in others}
+
+
+def _has_experts(layers: nn.Module) -> bool:
+    """Whether experts are one parameter of three dimensions."""
+    return any(each.ndim == 3 for name, each in layers.named_parameters() if ".experts." in f".{name}")
 
 
 def _targets(config: LoraConfig, linear: Mapping[str, nn.Module], base: LoadedModel) -> list[str]:
