@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from rllm.agents.frozenlake import FrozenLakeAgent
+from rllm.distributed import ALONE, RankGroup
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.environments.frozenlake import FrozenLakeEnv, demonstration, lake_tasks
 from rllm.errors import ConfigError
@@ -18,11 +20,14 @@ from rllm.models.builtin import END_OF_TURN
 from rllm.models.directory import LoadedModel, load_model
 from rllm.rendering.chat import ChatRenderer
 from rllm.trainer.warm_start import (
+    RoleTurns,
     answer_end,
     demonstration_samples,
     play_demonstration,
     require_answers_fit,
+    role_demonstration_samples,
 )
+from rllm.types.messages import Message
 from rllm.types.sample import TrainingSample
 
 
@@ -76,6 +81,57 @@ def test_experts_side_by_side_demonstrate_what_one_does(tiny: LoadedModel, rende
     assert [each.order_key for each in one] == [each.order_key for each in four]
     for alone, beside in zip(one, four, strict=True):
         assert np.array_equal(alone.token_ids_T, beside.token_ids_T)
+
+
+def test_ranks_share_the_demonstrations_and_get_the_rows_of_one_process(
+    tiny: LoadedModel, renderer: ChatRenderer, on_two_ranks: Callable[..., list[Any]]
+) -> None:
+    agents: list[FrozenLakeAgent] = []
+
+    def make_agent() -> FrozenLakeAgent:
+        agents.append(FrozenLakeAgent())
+        return agents[-1]
+
+    def rows(ranks: RankGroup) -> list[TrainingSample]:
+        return demonstration_samples(
+            lake_tasks("train", 7),
+            _demonstrate,
+            make_agent,
+            renderer,
+            tiny.end_token_ids[0],
+            noise=0.3,
+            key=(0, "warm_start", 0),
+            ranks=ranks,
+        )
+
+    alone = rows(ALONE)
+    for of_rank in on_two_ranks(rows):
+        assert [repr(each) for each in of_rank] == [repr(each) for each in alone]
+    assert len(agents) == 7 + 7
+
+
+def test_ranks_share_the_conversations_of_all_roles(
+    tiny: LoadedModel, renderer: ChatRenderer, on_two_ranks: Callable[..., list[Any]]
+) -> None:
+    def both_roles(task: dict[str, Any], noise: float, rng: np.random.Generator) -> list[RoleTurns]:
+        answer = str(rng.integers(1000))
+        question: Message = {"role": "user", "content": task["task_id"]}
+        return [(role, [([question], f"{role} {answer}")]) for role in ("solver", "judge")]
+
+    def rows(ranks: RankGroup) -> list[TrainingSample]:
+        return role_demonstration_samples(
+            lake_tasks("train", 5),
+            both_roles,
+            lambda role: (renderer, tiny.end_token_ids[0]),
+            noise=0.0,
+            key=(0, "warm_start", 0),
+            ranks=ranks,
+        )
+
+    alone = rows(ALONE)
+    assert [each.group_key[1] for each in alone] == ["solver", "judge"] * 5
+    for of_rank in on_two_ranks(rows):
+        assert [repr(each) for each in of_rank] == [repr(each) for each in alone]
 
 
 def test_an_expert_whose_answers_the_policy_could_not_finish_is_refused(

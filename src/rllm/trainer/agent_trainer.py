@@ -557,9 +557,13 @@ class AgentTrainer:
         demonstrate, noise = self.demonstrate, self.config.warm_start.noise
         if demonstrate is None:
             return None
+        # Rows with images come with bytes that each process keeps for itself, so each makes all of them.
+        ranks = ALONE if any(each.renderer.tokenizer.images for each in policies.values()) else self.ranks
         if self.workflow_class is not None:
             return lambda tasks, key: require_answers_fit(
-                role_demonstration_samples(tasks, demonstrate, policies.voice_of, noise=noise, key=key),
+                role_demonstration_samples(
+                    tasks, demonstrate, policies.voice_of, noise=noise, key=key, ranks=ranks
+                ),
                 self.config.max_tokens_of,
             )
         (policy,) = policies.values()
@@ -575,6 +579,7 @@ class AgentTrainer:
                 noise=noise,
                 key=key,
                 num_experts=NUM_WAITING_EXPERTS if world is not None and world.expert_waits else 1,
+                ranks=ranks,
             ),
             self.config.max_tokens_of,
         )

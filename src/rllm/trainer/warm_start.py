@@ -2,16 +2,18 @@
 
 The agent class itself plays each demonstration with the expert's answers, so prompts, template and history
 are those of the rollouts to come. The labels are the tokens the model would have had to sample, end token
-included.
+included. Of several ranks each makes the rows of its share of the tasks, and all of them get every row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from rllm.agents.base import BaseAgent
+from rllm.distributed import ALONE, RankGroup
 from rllm.errors import ConfigError
 from rllm.inference.reading import as_it_may_come_back, parsed_text, read_into
 from rllm.rendering.chat import ChatRenderer, Conversation
@@ -56,24 +58,32 @@ def demonstration_samples(
     noise: float,
     key: tuple[str | int, ...],
     num_experts: int = 1,
+    ranks: RankGroup = ALONE,
 ) -> list[TrainingSample]:
     """Rows of one demonstration of each task; `key` seeds the expert's ties and noise. `num_experts`
-    demonstrate at the same time, each in a thread."""
+    demonstrate at the same time, each in a thread. All `ranks` have to be here."""
 
     def turns_at(position: int) -> Turns:
         task, rng = tasks[position], np.random.default_rng(draw_seed(*key, position, "demonstration"))
         return demonstrate(task.to_row() if isinstance(task, Task) else dict(task), noise, rng)
 
+    positions = ranks.share(range(len(tasks)))
     if num_experts == 1:
-        demonstrations = [turns_at(position) for position in range(len(tasks))]
+        demonstrations = [turns_at(position) for position in positions]
     else:
         with ThreadPoolExecutor(num_experts) as threads:
-            demonstrations = list(threads.map(turns_at, range(len(tasks))))
+            demonstrations = list(threads.map(turns_at, positions))
     samples: list[TrainingSample] = []
-    for position, (task, turns) in enumerate(zip(tasks, demonstrations, strict=True)):
+    for position, turns in zip(positions, demonstrations, strict=True):
         agent = play_demonstration(turns, make_agent(), renderer, end_token_id)
-        samples.extend(trajectory_rows(agent.trajectory, task_id_of(task, position), position, 0, 1.0))
-    return samples
+        task_id = task_id_of(tasks[position], position)
+        samples.extend(trajectory_rows(agent.trajectory, task_id, position, 0, 1.0))
+    return _of_all_ranks(samples, ranks)
+
+
+def _of_all_ranks(samples: list[TrainingSample], ranks: RankGroup) -> list[TrainingSample]:
+    """The rows of every rank, task by task; a row's attempt is the position of its task."""
+    return sorted(chain.from_iterable(ranks.gather(samples)), key=lambda each: each.order_key[1])
 
 
 def require_answers_fit(
@@ -108,20 +118,23 @@ def role_demonstration_samples(
     *,
     noise: float,
     key: tuple[str | int, ...],
+    ranks: RankGroup = ALONE,
 ) -> list[TrainingSample]:
     """Rows of one demonstration of each task by all roles of a workflow.
 
-    `voice_of`: role -> the renderer of its policy, and the token that ends its answers.
+    `voice_of`: role -> the renderer of its policy, and the token that ends its answers. All `ranks` have to
+    be here.
     """
     samples: list[TrainingSample] = []
-    for position, task in enumerate(tasks):
+    for position in ranks.share(range(len(tasks))):
+        task = tasks[position]
         rng = np.random.default_rng(draw_seed(*key, position, "demonstration"))
         row = task.to_row() if isinstance(task, Task) else dict(task)
         for index, (role, turns) in enumerate(demonstrate(row, noise, rng)):
             steps = _role_steps(turns, *voice_of(role))
             trajectory = Trajectory(name=role, steps=steps)
             samples.extend(trajectory_rows(trajectory, task_id_of(task, position), position, index, 1.0))
-    return samples
+    return _of_all_ranks(samples, ranks)
 
 
 def _role_steps(
