@@ -19,7 +19,7 @@ from rllm.engine.split import SplitEngine, WriterEngine
 from rllm.environments.base import BaseEnv
 from rllm.errors import ConfigError
 from rllm.inference.scripted import ScriptedClient
-from rllm.store.encoding import encode_episode
+from rllm.store.encoding import EncodedEpisode, EncodedEpisodes, encode_episode
 from rllm.types.episode import Episode, Outcome
 
 TASKS = [{"task_id": f"task-{number}", "turns": 1 + number % 3} for number in range(5)]
@@ -114,6 +114,24 @@ def test_a_rank_hands_on_what_it_played_itself_and_reads_the_rest_with_the_same_
         theirs = parts[1][identity]
         assert mine is not theirs
         assert encode_episode(mine) == encode_episode(theirs)
+
+
+@pytest.mark.parametrize("kind", ["each its share", "rank 0 all"])
+def test_the_rank_that_stores_has_the_rows_of_every_episode(
+    kind: str, agent_class: type[BaseAgent], env_class: type[BaseEnv]
+) -> None:
+    encoded = [EncodedEpisodes(), EncodedEpisodes()]
+
+    def make(ranks: RankGroup) -> EpisodeEngine:
+        engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=ScriptedClient(lambda _: "go"))
+        if kind == "each its share":
+            return SplitEngine(engine, ranks, encoded[ranks.rank])
+        return WriterEngine(engine if ranks.is_writer else None, ranks, encoded[ranks.rank])
+
+    (episodes, _), _ = whole_episodes(make, 2)
+    assert [len(each) for each in encoded] == [len(episodes), 0]
+    for each in episodes:
+        assert encoded[0].of(each) == EncodedEpisode.of(each)
 
 
 async def test_a_rank_alone_attempts_each_task_once_and_refuses_what_is_no_task(

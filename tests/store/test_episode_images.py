@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rllm.errors import ConfigError
+from rllm.store.encoding import EncodedEpisode, EncodedEpisodes
 from rllm.store.episodes import EpisodeStore
 from rllm.store.migrations import LATEST
 from rllm.types.episode import Episode, Step, Trajectory
@@ -54,6 +55,17 @@ def _as_format_1(path: Path) -> None:
     connection.execute("DROP TABLE token_numbers")
     connection.execute("PRAGMA user_version = 1")
     connection.close()
+
+
+def test_rows_that_were_sent_bring_their_images_along(tmp_path: Path) -> None:
+    episode, encoded = _episode("a", _url(PICTURE)), EncodedEpisodes()
+    sent = EncodedEpisode.of(episode)
+    assert sent.episode() == episode
+    encoded.add(episode, sent)
+    with EpisodeStore.open(tmp_path / "store.sqlite") as store:
+        store.save_episodes("train", 0, [episode], encoded)
+        assert list(store.episodes("train")) == [episode]
+    assert _rows(tmp_path / "store.sqlite", "images") == 1
 
 
 def test_an_image_is_kept_once_and_messages_come_back_to_the_letter(tmp_path: Path) -> None:

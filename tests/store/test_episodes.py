@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rllm.engine.failures import fail_episode
 from rllm.errors import AgentError, ConfigError, StorageError
-from rllm.store.encoding import decode_episode, encode_episode
+from rllm.store.encoding import EncodedEpisode, EncodedEpisodes, decode_episode, encode_episode
 from rllm.store.episodes import EpisodeStore, connect_store
 from rllm.store.migrations import LATEST
 from rllm.types.episode import Action, Episode, Outcome, Step, TerminationReason, Trajectory
@@ -293,6 +294,30 @@ def test_saving_a_step_again_replaces_it(store: EpisodeStore, conversation: Conv
     store.save_episodes("train", 1, [conversation("new")])
     assert [episode.task_id for episode in store.episodes()] == ["new", "other"]
     assert store.count("train", 1) == 1
+
+
+def test_rows_that_are_there_already_are_stored_unless_their_episode_failed_since(
+    store: EpisodeStore, conversation: Conversation
+) -> None:
+    sent, failed, other = (conversation(f"task-{number}") for number in range(3))
+    encoded = EncodedEpisodes()
+    for each in (sent, failed):
+        encoded.add(each, EncodedEpisode.of(each))
+    sent.info["note"] = "nobody looks at it again"
+    fail_episode(failed, ValueError("it has no log-probabilities"), "trainer")
+    store.save_episodes("train", 0, [sent, failed, other], encoded)
+    first, *others = store.episodes("train", 0)
+    assert first.info == {}
+    assert others == [failed, other]
+
+
+def test_rows_go_with_their_episode(conversation: Conversation) -> None:
+    encoded = EncodedEpisodes()
+    kept = conversation("kept")
+    for episode in (kept, conversation("dropped")):
+        encoded.add(episode, EncodedEpisode.of(episode))
+    del episode
+    assert len(encoded) == 1
 
 
 def test_reading_order_does_not_depend_on_the_order_of_arrival(

@@ -19,23 +19,25 @@ from typing import Any
 from rllm.distributed import RankGroup
 from rllm.engine.attempts import EpisodeCounts, EpisodeEngine, attempts_at
 from rllm.engine.settings import require_tasks
-from rllm.store.encoding import EpisodeRow, StepRow, decode_episode, encode_episode
+from rllm.store.encoding import EncodedEpisode, EncodedEpisodes
 from rllm.types.episode import Episode
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, Task, task_id_of
 
 LOOK_EVERY_S = 1.0
 """At what the engine has done, to tell the other ranks that this one works on."""
-EncodedEpisode = tuple[tuple[Any, ...], list[tuple[Any, ...]]]
-"""(its row, the rows of its steps), as the store has them."""
 PlayedEpisode = tuple[Episode, EncodedEpisode]
 
 
 class SplitEngine:
     """An `EpisodeEngine` that is one on each of `ranks`."""
 
-    def __init__(self, engine: EpisodeEngine, ranks: RankGroup) -> None:
+    def __init__(
+        self, engine: EpisodeEngine, ranks: RankGroup, encodings: EncodedEpisodes | None = None
+    ) -> None:
+        """`encodings` is given the rows of every episode, where this rank stores them."""
         self._engine, self._ranks = engine, ranks
+        self._encodings = encodings if ranks.is_writer else None
         self._of_others: list[EpisodeCounts] = []
         """As they were when the last episodes were gathered."""
 
@@ -76,16 +78,19 @@ class SplitEngine:
         all_parts = await asyncio.to_thread(self._ranks.gather, (own_rows, self._engine.counts))
         self._of_others = [counts for rank, (_, counts) in enumerate(all_parts) if rank != self._ranks.rank]
         for rank, (part, _) in enumerate(all_parts):
-            for episode in _episodes_of(pairs) if rank == self._ranks.rank else map(_from_rows, part):
+            for episode in _episodes(part, pairs if rank == self._ranks.rank else None, self._encodings):
                 yield episode
 
 
 class WriterEngine:
     """An `EpisodeEngine` of rank 0, whose episodes all ranks get."""
 
-    def __init__(self, engine: EpisodeEngine | None, ranks: RankGroup) -> None:
-        """`engine` is None on the other ranks."""
+    def __init__(
+        self, engine: EpisodeEngine | None, ranks: RankGroup, encodings: EncodedEpisodes | None = None
+    ) -> None:
+        """`engine` is None on the other ranks; see `SplitEngine` for `encodings`."""
         self._engine, self._ranks = engine, ranks
+        self._encodings = encodings if ranks.is_writer else None
         self._counts = EpisodeCounts()
         """The counts of rank 0, as of the end of its last `run`."""
 
@@ -116,7 +121,7 @@ class WriterEngine:
             pairs = await _play_share(run, self._engine, self._ranks, purpose)
         own_rows = [rows for _, rows in pairs]
         (part, self._counts), *_ = await asyncio.to_thread(self._ranks.gather, (own_rows, self.counts))
-        for episode in map(_from_rows, part) if self._engine is None else _episodes_of(pairs):
+        for episode in _episodes(part, None if self._engine is None else pairs, self._encodings):
             yield episode
 
 
@@ -125,23 +130,19 @@ async def _play_share(
 ) -> list[PlayedEpisode]:
     """All episodes of `run`; meanwhile the other ranks hear of every turn."""
     async with _beating(engine, ranks, f"the episodes of {purpose}"), aclosing(run) as running:
-        return [(each, _to_rows(each)) async for each in running]
+        return [(each, EncodedEpisode.of(each)) async for each in running]
 
 
-def _to_rows(episode: Episode) -> EncodedEpisode:
-    row, steps = encode_episode(episode)
-    return tuple(row), list(map(tuple, steps))
-
-
-def _from_rows(rows: EncodedEpisode) -> Episode:
-    row, steps = rows
-    return decode_episode(EpisodeRow(*row), (StepRow(*step) for step in steps))
-
-
-def _episodes_of(pairs: Sequence[PlayedEpisode]) -> Iterator[Episode]:
-    """The episodes themselves: an episode that can be stored comes back from its bytes as it was, so nothing
-    is read."""
-    return (episode for episode, _ in pairs)
+def _episodes(
+    part: Sequence[EncodedEpisode], pairs: Sequence[PlayedEpisode] | None, encodings: EncodedEpisodes | None
+) -> Iterator[Episode]:
+    """The episodes of a rank's `part`. `pairs` has them where this rank played them: an episode that can be
+    stored comes back from its bytes as it was, so those are not read."""
+    for number, encoding in enumerate(part):
+        episode = encoding.episode() if pairs is None else pairs[number][0]
+        if encodings is not None:
+            encodings.add(episode, encoding)
+        yield episode
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ Token arrays are little-endian in the narrowest width that holds them; log-proba
 
 import math
 import sys
+import weakref
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,6 +65,31 @@ class StepRow(NamedTuple):
     policy_versions: bytes
 
 
+class EncodedEpisode(NamedTuple):
+    """The rows of an episode, and its images."""
+
+    row: EpisodeRow
+    steps: list[StepRow]
+    images: dict[str, bytes]
+    """By hash; the rows refer to them."""
+
+    @classmethod
+    def of(cls, episode: Episode) -> "EncodedEpisode":
+        """See `encode_episode`."""
+        images: dict[str, bytes] = {}
+        return cls(*encode_episode(episode, images), images)
+
+    def episode(self) -> Episode:
+        """The episode with the same values."""
+        return decode_episode(self.row, self.steps, self.images)
+
+    def ends_like(self, episode: Episode) -> bool:
+        """Whether the episode still has the end that it had when it was encoded."""
+        row = self.row
+        end = (row.outcome, row.termination_reason, row.is_correct)
+        return end == (episode.outcome, episode.termination_reason, episode.is_correct)
+
+
 def encode_episode(
     episode: Episode, images: dict[str, bytes] | None = None
 ) -> tuple[EpisodeRow, list[StepRow]]:
@@ -88,6 +114,31 @@ def encode_episode(
         payload=pack_payload(fields, where, images),
     )
     return row, rows
+
+
+class EncodedEpisodes:
+    """Episodes that were encoded for another process, so that the store need not encode them again.
+
+    An episode's rows go with it. Nothing changes an episode after it was played, but that it may fail
+    (`rllm.engine.failures.fail_episode`); rows from before that are not given out.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Episode], EncodedEpisode]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, episode: Episode, encoding: EncodedEpisode) -> None:
+        key = id(episode)
+        self._entries[key] = weakref.ref(episode, lambda _: self._entries.pop(key, None)), encoding
+
+    def of(self, episode: Episode) -> EncodedEpisode:
+        """The rows that were added, unless the episode failed since; else new ones."""
+        entry = self._entries.get(id(episode))
+        if entry is not None and entry[1].ends_like(episode):
+            return entry[1]
+        return EncodedEpisode.of(episode)
 
 
 def require_storable(episode: Episode) -> None:

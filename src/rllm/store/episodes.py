@@ -24,7 +24,7 @@ from typing import Any
 
 from rllm.errors import ConfigError
 from rllm.files.atomic import refused_write
-from rllm.store.encoding import EpisodeRow, StepRow, decode_episode, encode_episode
+from rllm.store.encoding import EncodedEpisode, EncodedEpisodes, EpisodeRow, StepRow, decode_episode
 from rllm.store.images import forget_unused_images, load_images, save_images
 from rllm.store.migrations import (
     FIRST_WITH_IMAGES,
@@ -85,12 +85,15 @@ class EpisodeStore:
             closed_unless_all_is_well.pop_all()
         return cls(path, connection, read_only=read_only)
 
-    def save_episodes(self, phase: str, step: int, episodes: Sequence[Episode]) -> None:
-        """Replace what was saved for (phase, step) by `episodes`, all of them or none."""
-        images: list[dict[str, bytes]] = [{} for _ in episodes]
-        encodings = [
-            (*encode_episode(episode, own), own) for episode, own in zip(episodes, images, strict=True)
-        ]
+    def save_episodes(
+        self, phase: str, step: int, episodes: Sequence[Episode], known_rows: EncodedEpisodes | None = None
+    ) -> None:
+        """Replace what was saved for (phase, step) by `episodes`, all of them or none.
+
+        `known_rows`: those of the episodes that were encoded before.
+        """
+        encode = EncodedEpisode.of if known_rows is None else known_rows.of
+        encodings = [encode(episode) for episode in episodes]
         # Rows are numbered by what they are, so that the order in which rollouts finished leaves no trace.
         encodings.sort(key=lambda rows: (natural(rows[0].task_id), rows[0].task_id, rows[0].attempt))
         with self._transaction() as connection:

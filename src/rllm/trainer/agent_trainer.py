@@ -32,6 +32,7 @@ from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.eval.task_facts import TaskFacts
 from rllm.files.atomic import require_free_space
+from rllm.store.encoding import EncodedEpisodes
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker, Trackers, require_tracker
@@ -406,10 +407,11 @@ class AgentTrainer:
             # same directory.
             if ranks.is_writer and not directory.config():
                 directory.write_config(config_dict(config))
+            player, encodings = self._episode_player(), EncodedEpisodes()
             engine, cluster = await open_until_done.enter_async_context(
-                episode_engine(config, self._episode_player(), models, clients, directory.path, ranks)
+                episode_engine(config, player, models, clients, directory.path, ranks, encodings)
             )
-            return await self._train(directory, models, clients, engine, cluster)
+            return await self._train(directory, models, clients, engine, cluster, encodings)
 
     def _episode_player(self) -> EpisodePlayer:
         if self.workflow_class is not None:
@@ -431,6 +433,7 @@ class AgentTrainer:
         clients: "Mapping[str, PolicyClient]",
         engine: "EpisodeEngine",
         cluster: ClusterEngine | None,
+        encodings: EncodedEpisodes,
     ) -> dict[str, Any]:
         from rllm.trainer.checkpoint import RunState, load_latest
         from rllm.trainer.imitation import expert_player
@@ -457,7 +460,7 @@ class AgentTrainer:
                 if ranks.is_writer:
                     require_same_tasks(store, {"training": self.tasks.train, "held-out": self.tasks.heldout})
                     go_back_to(directory, store, state, self.config.checkpoint.keep)
-            record = RunRecord(directory, store, self.config.checkpoint, ranks)
+            record = RunRecord(directory, store, self.config.checkpoint, ranks, encodings)
             open_while_training.enter_context(record.checkpoints)
             tracker = self._trackers(directory, open_while_training)
             tracker.watch(engine)

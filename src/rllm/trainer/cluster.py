@@ -27,6 +27,7 @@ from rllm.distributed.launch import RankStarter, ranks_here
 from rllm.engine.attempts import EpisodeEngine
 from rllm.engine.split import SplitEngine, WriterEngine
 from rllm.errors import ConfigError
+from rllm.store.encoding import EncodedEpisodes
 from rllm.types.names import object_named
 
 if TYPE_CHECKING:
@@ -228,16 +229,17 @@ async def episode_engine(
     clients: Mapping[str, "PolicyClient"],
     directory: Path,
     ranks: RankGroup,
+    encodings: EncodedEpisodes,
 ) -> AsyncIterator[tuple[EpisodeEngine, ClusterEngine | None]]:
     """The engine that plays the episodes of a run, on each of `ranks`, and the cluster behind it: that of
     rank 0.
 
-    `models`: policy -> LoadedModel. `directory`: of the run.
+    `models`: policy -> LoadedModel. `directory`: of the run. `encodings`: see `SplitEngine`.
     """
     kind = cluster_kind(config.cluster.kind)
     if kind is None:
         async with player.open_engine(config, clients, directory) as engine:
-            yield (engine if ranks.size == 1 else SplitEngine(engine, ranks)), None
+            yield (engine if ranks.size == 1 else SplitEngine(engine, ranks, encodings)), None
         return
     if not ranks.is_writer:
         yield WriterEngine(None, ranks), None
@@ -250,4 +252,4 @@ async def episode_engine(
         directory=directory,
     )
     async with kind.engine(job) as cluster:
-        yield (cluster if ranks.size == 1 else WriterEngine(cluster, ranks)), cluster
+        yield (cluster if ranks.size == 1 else WriterEngine(cluster, ranks, encodings)), cluster

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rllm.config.schema import CheckpointConfig
 from rllm.distributed import ALONE, RankGroup
+from rllm.store.encoding import EncodedEpisodes
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.trainer.checkpoint import Backends, Checkpoints, RunState
@@ -30,15 +31,16 @@ class RunRecord:
         store: EpisodeStore,
         config: CheckpointConfig,
         ranks: RankGroup = ALONE,
+        encodings: EncodedEpisodes | None = None,
     ) -> None:
-        """All ranks have to be here."""
+        """All ranks have to be here. `encodings`: episodes whose rows need not be made again."""
         self.path, self.machines = directory.path, directory.machines
-        self._store, self._ranks = store, ranks
+        self._store, self._ranks, self._encodings = store, ranks, encodings
         self.checkpoints = Checkpoints(directory.checkpoints_path, config, ranks)
 
     def save_episodes(self, phase: str, step: int, episodes: Sequence[Episode]) -> None:
         if self._ranks.is_writer:
-            self._store.save_episodes(phase, step, episodes)
+            self._store.save_episodes(phase, step, episodes, self._encodings)
 
     def save_token_numbers(
         self, phase: str, step: int, numbers: Iterable[tuple[str, int, NDArray[np.float32]]]
