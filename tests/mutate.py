@@ -51,7 +51,10 @@ ROOMS = {
     "gateway": ("src/rllm/gateway/ledger",),
 }
 """Room -> what is mutated. Files and locks are tested by what keeps runs."""
-FURTHER_TESTS = {"inference": ("tests/models/test_attention_wishes.py",)}
+FURTHER_TESTS = {
+    "inference": ("tests/models/test_attention_wishes.py",),
+    "trainer": ("tests/distributed/test_ranks_in_threads.py",),
+}
 """Room -> files that test it too, beside all of tests/ROOM."""
 HEAVY = (
     "torch",

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rllm.distributed import ALONE
 from rllm.models.builtin import TinyModel, create_model
@@ -32,6 +34,36 @@ def smallest_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         directory, TinyModel(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, vocab_size=400)
     )
     return directory
+
+
+@pytest.fixture(scope="session")
+def made(smallest_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[type[Any]], Path]:
+    """A model whose heads share keys and values, where its family can."""
+
+    def make(family: type[Any]) -> Path:
+        directory = tmp_path_factory.mktemp("models") / family.model_type
+        config = family(
+            vocab_size=400,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=4,
+            intermediate_size=32,
+            tie_word_embeddings=family.model_type == "qwen3",
+            pad_token_id=0,
+        )
+        torch.manual_seed(5)
+        with torch.no_grad():
+            model = AutoModelForCausalLM.from_config(config)
+            for parameter in model.parameters():
+                parameter.normal_(0.0, 0.2)
+        model.save_pretrained(directory)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(smallest_model / name, directory / name)
+        return directory
+
+    return make
 
 
 def beside(name: str) -> ModuleType:

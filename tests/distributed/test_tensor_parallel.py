@@ -1,7 +1,6 @@
 """With `distributed.tensor_parallel` ranks compute every layer together, and nothing else changes."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import (
     ApertusConfig,
-    AutoModelForCausalLM,
     Gemma3TextConfig,
     GPTNeoXConfig,
     Phi3Config,
@@ -32,36 +30,6 @@ Require = Callable[..., None]
 TOGETHER = json.dumps({"tensor_parallel": 2})
 SHARD = json.dumps({"strategy": "shard"})
 FEW = ("ppo", "critic", "muon", "lora", "lora of some layers by muon")
-
-
-@pytest.fixture(scope="module")
-def made(smallest_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[type[Any]], Path]:
-    """A model whose heads share keys and values, of a family with norms of heads, or with biases."""
-
-    def make(family: type[Any]) -> Path:
-        directory = tmp_path_factory.mktemp("models") / family.model_type
-        config = family(
-            vocab_size=400,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=4,
-            intermediate_size=32,
-            tie_word_embeddings=family is Qwen3Config,
-            pad_token_id=0,
-        )
-        torch.manual_seed(5)
-        with torch.no_grad():
-            model = AutoModelForCausalLM.from_config(config)
-            for parameter in model.parameters():
-                parameter.normal_(0.0, 0.2)
-        model.save_pretrained(directory)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(smallest_model / name, directory / name)
-        return directory
-
-    return make
 
 
 def test_two_ranks_with_half_of_every_layer_update_as_one_does(
