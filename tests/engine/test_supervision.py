@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rllm.engine import supervision
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.engine.attempt_state import LiveRollout
 from rllm.engine.attempts import EpisodeCounts
@@ -330,3 +331,21 @@ def test_what_the_loop_runs_are_the_frames_below_its_own() -> None:
         ((), []),
     ):
         assert [each.f_code.co_name for each in _in_callback(frames(*names))] == inner, names
+
+
+async def test_a_report_shows_so_many_tasks_and_how_many_more_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, may_end = asyncio.get_running_loop(), asyncio.Event()
+    waiting = [asyncio.create_task(may_end.wait(), name=f"waits {number}") for number in range(3)]
+    await asyncio.sleep(0)
+    num_tasks = len(asyncio.all_tasks())
+    for most, num_more in ((num_tasks, 0), (num_tasks - 1, 1), (1, num_tasks - 1)):
+        monkeypatch.setattr(supervision, "_MOST_TASKS", most)
+        report = supervision._report([], loop)
+        assert report.count("\nTask ") == min(most, num_tasks)
+        assert (f" {num_more} more" in report) == (num_more > 0)
+        assert (" more tasks" in report) == (num_more > 0)
+        assert f"Thread {threading.current_thread().name}:" in report
+    may_end.set()
+    await asyncio.gather(*waiting)
