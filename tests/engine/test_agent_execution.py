@@ -91,6 +91,24 @@ async def test_lake_rollouts_come_back_in_the_order_of_their_tasks() -> None:
     assert client.open_sessions == 0
 
 
+async def test_truncated_trajectories_are_masked_out_only_where_that_is_asked_for(
+    agent_class: Agent, env_class: Env
+) -> None:
+    for overlong_filter in (False, True):
+        engine = AgentExecutionEngine(
+            agent_class,
+            env_class,
+            rollout_engine=ScriptedClient(_always),
+            max_steps=2,
+            overlong_filter=overlong_filter,
+        )
+        tasks = [{"task_id": "ends", "turns": 2}, {"task_id": "is cut", "turns": 3}]
+        episodes = {each.task_id: each for each in await _all(engine, tasks)}
+        assert episodes["is cut"].outcome is Outcome.TRUNCATED
+        masked_out = {name: each.trajectories[0].info.get("masked_out") for name, each in episodes.items()}
+        assert masked_out == {"ends": None, "is cut": "max_turns_exceeded" if overlong_filter else None}
+
+
 async def test_returns_are_discounted_sums_of_the_rewards_to_come(agent_class: Agent, env_class: Env) -> None:
     engine = AgentExecutionEngine(
         agent_class, env_class, rollout_engine=ScriptedClient(_always), gamma=0.5, max_steps=5
