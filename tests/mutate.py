@@ -53,7 +53,11 @@ ROOMS = {
 """Room -> what is mutated. Files and locks are tested by what keeps runs."""
 FURTHER_TESTS = {
     "inference": ("tests/models/test_attention_wishes.py",),
-    "trainer": ("tests/distributed/test_ranks_in_threads.py",),
+    "trainer": (
+        "tests/data/test_chat.py",
+        "tests/data/test_preferences.py",
+        "tests/distributed/test_ranks_in_threads.py",
+    ),
 }
 """Room -> files that test it too, beside all of tests/ROOM."""
 HEAVY = (
