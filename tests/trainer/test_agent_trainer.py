@@ -13,6 +13,7 @@ from rich.console import Console
 from rllm.agents.base import BaseAgent
 from rllm.build.configs import training_config
 from rllm.build.training import build_trainer
+from rllm.distributed import RankGroup
 from rllm.environments.base import BaseEnv
 from rllm.errors import CheckpointError, ConfigError, ModelDirectoryError, RewardError, RunInUseError
 from rllm.models.directory import load_model
@@ -151,6 +152,19 @@ def test_a_context_that_holds_one_turn_of_two_is_said_and_one_that_holds_both_is
     caplog.clear()
     letters.make_trainer(tmp_path / "both", small).train()
     assert not caplog.records
+
+
+def test_a_run_that_may_not_fit_says_so_once_before_it_begins(
+    letters: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = {"inference": {"num_slots": 100_000_000}}
+    for changes, rank, num_warnings in (({}, 0, 0), (many, 0, 1), (many, 1, 0)):
+        trainer = letters.make_trainer(tmp_path / "run", changes)
+        trainer.ranks = RankGroup()
+        trainer.ranks.rank = rank
+        caplog.clear()
+        trainer._require_memory()
+        assert [("`inference.num_slots`" in each.message) for each in caplog.records] == [True] * num_warnings
 
 
 def test_a_model_that_cannot_be_loaded_is_refused_before_the_run_begins(

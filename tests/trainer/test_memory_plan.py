@@ -1,6 +1,7 @@
 """What `--dry-run` says of memory, beside every byte that torch's allocator hands out in a real update."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rllm.models.builtin import TinyModel, create_model
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import write_one_file
 from rllm.models.packing import WeightedRow, packed_trees
+from rllm.trainer import memory_plan as plan_module
 from rllm.trainer.learning import context_of
 from rllm.trainer.memory import cache_bytes, num_parameters
 from rllm.trainer.memory_plan import MemoryPlan, machine_bytes, memory_plan, shape_of
@@ -287,6 +289,54 @@ def test_what_may_not_fit_is_warned_about() -> None:
     assert "for 2 processes" in warning
     assert "`inference.num_slots`" in warning
     assert 1e8 < machine_bytes("cpu") < 1e14
+
+
+def test_a_run_fits_where_it_needs_exactly_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "_swap_bytes", lambda: 1000)
+    plan = plan_of(config_of(), num_ranks=2, num_local_ranks=2)
+    peak, parts = max(plan.moments.values()), plan.parts
+    assert plan.peak == peak
+    assert replace(plan, limit=2 * peak).warning() == ""
+    fullest_moment = max(plan.moments, key=lambda each: plan.moments[each])
+    assert f" {fullest_moment} " in replace(plan, limit=2 * peak - 1).warning()
+    certain = 2 * (parts.weights + parts.gradients + parts.optimizer)
+    replace(plan, limit=certain - 1000).require_fits()  # what does not fit goes to the disk
+    replace(plan, limit=certain, device="cuda").require_fits()
+    for too_small in (replace(plan, limit=certain - 1001), replace(plan, limit=certain - 1, device="cuda")):
+        with pytest.raises(ConfigError, match="2 processes"):
+            too_small.require_fits()
+
+
+def test_a_plan_tells_all_that_it_knows() -> None:
+    plan = plan_of(config_of(), num_ranks=2, num_local_ranks=2)
+    facts = plan.facts()
+    assert {name: facts[name] for name in plan.parts.as_dict()} == plan.parts.as_dict()
+    assert sum(plan.parts.as_dict().values()) == plan.parts.total
+    assert (facts["activations"], facts["peak"], facts["moments"]) == (
+        plan.activations,
+        plan.peak,
+        dict(plan.moments),
+    )
+    assert (facts["pass_tokens"], facts["pass_trained_tokens"]) == (
+        plan.batch.num_tokens,
+        plan.batch.num_trained,
+    )
+    assert (facts["ranks"], facts["sampler"], facts["machine"]) == (2, 0, plan.limit)
+    assert facts["warning"] is None
+    assert replace(plan, limit=1).facts()["warning"] == replace(plan, limit=1).warning()
+    assert (plan.parts + plan.parts).total == 2 * plan.parts.total
+
+
+def test_a_container_is_held_to_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [tmp_path / "v2", tmp_path / "v1"]
+    monkeypatch.setattr(plan_module, "CGROUP_LIMITS", tuple(map(str, limits)))
+    whole = machine_bytes("cpu")
+    for text, num_bytes in (("max\n", whole), ("5000\n", 5000), (f"{10**18}", whole)):
+        limits[1].write_text(text)
+        assert machine_bytes("cpu") == num_bytes
+    limits[0].write_text("3000")
+    limits[1].write_text("5000")
+    assert machine_bytes("cpu") == 3000
 
 
 def test_parameters_are_those_of_the_model(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_what_was_sampled_is_learned_whoever_sampled_it_and_what_was_not_is_not(
     assert learned.policy_versions == [0, NOT_SAMPLED]
     assert to_learn(Step(prompt_ids=[1], response_ids=[2]), "here").policy_versions == [0]
     for without_ids in (Step(response_ids=[2]), Step(prompt_ids=[1])):
-        with pytest.raises(ConfigError, match="here .*prompt ids"):
+        with pytest.raises(ConfigError, match=r"here .*prompt ids"):
             to_learn(without_ids, "here")
 
 
