@@ -1,0 +1,285 @@
+"""Slots of the cache by themselves: who gets which, what moves where, and what is known of a prompt."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from rllm.errors import InferenceError
+from rllm.inference.local import cache as cache_module
+from rllm.inference.local.cache import BLOCK, GROWTH, KVCache, Slot, consecutive, tokens_at_once
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_shelves() -> object:
+    """Shelves of slots with up to 32, 64 and 128 tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_module, "FIRST_SHELF", 32)
+        yield
+
+
+def cache_of(max_context: int = 128, num_slots: int = 4, **options: int) -> KVCache:
+    shape = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 4}
+    return KVCache(
+        num_slots=num_slots,
+        max_context=max_context,
+        device=CPU,
+        dtype=torch.float32,
+        **{**shape, **options},
+    )
+
+
+def taken(cache: KVCache, length: int, ids: Sequence[int] = ()) -> Slot:
+    """A slot that holds `ids`, whose keys are their numbers."""
+    slot = cache.allocate(length)
+    assert slot is not None
+    fill(cache, slot, ids)
+    return slot
+
+
+def fill(cache: KVCache, slot: Slot, ids: Sequence[int]) -> None:
+    slot.ids = list(ids)
+    shelf = slot.shelf
+    for place, token in enumerate(ids):
+        shelf.keys[:, slot.row, :, place] = token
+        shelf.values[:, slot.row, :, place] = -token
+    shelf.bias[slot.row, :, : len(ids)] = 0.0
+    cache.register(slot)
+
+
+def held(slot: Slot) -> list[int]:
+    """What attention sees of it, by its keys, which its values agree with."""
+    shown = slot.shelf.bias[slot.row, 0] == 0.0
+    keys = slot.shelf.keys[0, slot.row, 1][shown][:, 0]
+    assert torch.equal(keys, -slot.shelf.values[1, slot.row, 0][shown][:, 0])
+    return keys.int().tolist()
+
+
+def test_shelves_double_and_the_last_holds_a_whole_context() -> None:
+    cache = cache_of(max_context=128)
+    assert [shelf.limit for shelf in cache.shelves] == [32, 64, 128]
+    assert [shelf.first_index for shelf in cache.shelves] == [0, 4, 8]
+    assert (cache.num_indices, cache.num_free, cache.num_tokens) == (12, 4, 0)
+    assert cache.max_tokens == 4 * 128
+    assert cache_of(max_context=100).shelves[-1].limit == 128, "in multiples of GROWTH"
+    assert [cache.shelf_for(length).limit for length in (1, 32, 33, 64, 65, 128)] == [
+        32,
+        32,
+        64,
+        64,
+        128,
+        128,
+    ]
+    for shelf in cache.shelves:
+        rooms = [shelf.room_for(length) for length in range(1, shelf.limit + 1)]
+        assert rooms == shelf.rooms_for(np.arange(1, shelf.limit + 1)).tolist()
+        assert all(room >= length and room % GROWTH == 0 for length, room in enumerate(rooms, 1))
+
+
+def test_so_many_places_as_are_asked_for_and_no_more_than_all_slots_have() -> None:
+    assert tokens_at_once(4, 100, 0) == 4 * 128
+    assert tokens_at_once(4, 100, 200) == 200
+    assert tokens_at_once(4, 100, 10_000) == 4 * 128
+
+
+def test_the_lowest_free_slot_is_taken_and_one_that_is_given_back_again() -> None:
+    cache = cache_of()
+    slots = [taken(cache, 20) for _ in range(4)]
+    assert [slot.row for slot in slots] == [0, 1, 2, 3]
+    assert [slot.index for slot in slots] == [0, 1, 2, 3]
+    assert (cache.num_free, cache.allocate(20)) == (0, None)
+    for row in (2, 1):
+        cache.release(slots[row])
+    assert (cache.num_free, slots[2].released, slots[1].released) == (2, 1, 2)
+    assert [taken(cache, 20).row for _ in range(2)] == [1, 2]
+
+
+def test_a_slot_that_grows_beyond_its_shelf_moves_with_all_that_it_holds() -> None:
+    cache = cache_of()
+    slot, other = taken(cache, 20, range(1, 21)), taken(cache, 20, range(50, 60))
+    assert cache.fit(slot, 32) is True
+    assert slot.shelf.limit == 32
+    assert cache.fit(slot, 33) is True
+    assert (slot.shelf.limit, slot.index, slot.is_free) == (64, 4, False)
+    assert (slot.ids, held(slot)) == (list(range(1, 21)), list(range(1, 21)))
+    assert held(other) == list(range(50, 60))
+    (left,) = [each for each in cache.shelves[0].slots if each is not other][:1]
+    assert (left.is_free, left.ids, held(left)) == (True, [], [])
+    assert cache.fit(slot, 128) is True
+    assert (slot.shelf.limit, held(slot)) == (128, list(range(1, 21)))
+
+
+def test_where_there_is_no_room_nothing_changes() -> None:
+    cache = cache_of(max_tokens=128)
+    slots = [taken(cache, 32, [number]) for number in range(1, 5)]
+    assert cache.num_tokens == 128
+    assert cache.fit(slots[0], 64) is False
+    assert cache.grow(cache.shelves[2], 128) is True, "a shelf without slots needs no place"
+    assert [held(slot) for slot in slots] == [[1], [2], [3], [4]]
+    with pytest.raises(InferenceError, match=r"128 .*`inference\.cache_tokens`"):
+        cache.require(slots[:1], np.array([33]))
+    cache.require(slots, np.array([32] * 4))
+    for slot in slots[1:]:
+        cache.release(slot)
+    assert cache.fit(slots[0], 64) is True, "in the places of those that are gone"
+    assert held(slots[0]) == [1]
+
+
+def test_gaps_are_closed_from_behind_and_the_places_are_dropped() -> None:
+    cache = cache_of()
+    slots = [taken(cache, 20, [10 + number]) for number in range(4)]
+    assert not cache.has_gaps
+    cache.release(slots[3])
+    assert not cache.has_gaps, "what is free is behind"
+    cache.release(slots[0])
+    assert cache.has_gaps
+    cache.close_gaps()
+    assert not cache.has_gaps
+    assert [slots[2].row, slots[1].row] == [0, 1]
+    assert [held(slots[2]), held(slots[1])] == [[12], [11]]
+    assert len(cache.shelves[0].slots) == 2
+    for slot in slots[1:3]:
+        cache.release(slot)
+    cache.close_gaps()
+    assert cache.num_tokens == 0
+
+
+def test_a_call_goes_on_where_its_prompt_was_read_or_else_where_nobody_was_for_longest() -> None:
+    cache = cache_of()
+    first, second, third = (taken(cache, 20, [number] * 8) for number in (1, 2, 3))
+    for slot in (second, first, third):
+        cache.release(slot)
+    assert cache.allocate_for([1] * 9, 20) is first
+    cache.release(first)
+    longer = cache.allocate_for([1] * 9, 20)
+    assert longer is first
+    fill(cache, longer, [1] * 12)
+    cache.release(longer)
+    new = cache.allocate_for([9] * 20, 20)
+    assert new is not None
+    assert new.row == 3, "one that was never used"
+    assert cache.allocate_for([9] * 20, 20) is second, "the one that was left first"
+    assert cache.allocate_for([3] * 8, 20) is not None
+    assert cache.num_free == 1
+    assert cache.allocate_for([7], 20) is not None
+    assert cache.allocate_for([8], 20) is None
+
+
+def test_of_a_prompt_all_but_its_last_token_may_be_known() -> None:
+    cache = cache_of()
+    slot = taken(cache, 64, range(1, 41))
+    for prompt, known in (
+        (list(range(1, 41)), 39),
+        (list(range(1, 31)), 29),
+        ([*range(1, 6), 99, 100], 5),
+        ([99], 0),
+    ):
+        fill(cache, slot, range(1, 41))
+        assert cache.begin(slot, prompt) == known
+        assert (slot.ids, held(slot)) == (list(range(1, known + 1)), list(range(1, known + 1)))
+
+
+def test_whole_blocks_of_another_slot_are_taken_over_where_they_are_more() -> None:
+    cache = cache_of()
+    donor = taken(cache, 64, range(1, 41))
+    for own, exactly, is_free, known in (
+        ([], False, False, 2 * BLOCK),
+        ([], True, False, 2 * BLOCK),
+        ([], True, True, 40),
+        (range(1, 36), False, False, 35),
+        (range(1, 3), False, False, 2 * BLOCK),
+    ):
+        asking = taken(cache, 64, own)
+        donor.is_free = is_free
+        assert cache.begin(asking, [*range(1, 41), 7, 7], exactly=exactly) == known
+        assert held(asking) == list(range(1, known + 1))
+        assert held(donor) == list(range(1, 41))
+        donor.is_free = False
+        cache.truncate(asking, 0)
+        cache.release(asking)
+    asking = taken(cache, 64)
+    assert cache.begin(asking, list(range(1, BLOCK + 1))) == 0, (
+        "the last token is computed, so no block is whole"
+    )
+    assert cache.begin(asking, list(range(1, BLOCK + 2))) == BLOCK
+
+
+def test_new_weights_leave_nothing_known_and_a_failed_pass_no_numbers() -> None:
+    cache = cache_of()
+    slot = taken(cache, 64, range(1, 41))
+    cache.forget_everything()
+    assert (slot.ids, held(slot), cache.begin(taken(cache, 64), list(range(1, 41)))) == ([], [], 0)
+    fill(cache, slot, range(1, 41))
+    cache.wipe()
+    assert held(slot) == []
+    assert not any(tensor.any() for shelf in cache.shelves for tensor in (shelf.keys, shelf.values))
+
+
+def test_what_is_over_is_forgotten_where_that_is_asked_for_and_nothing_else() -> None:
+    cache = cache_of()
+    stays, goes = taken(cache, 64, range(1, 21)), taken(cache, 64, range(31, 51))
+    cache.release(goes)
+    cache.forget_released()
+    assert (held(stays), held(goes)) == (list(range(1, 21)), [])
+    asking = taken(cache, 64)
+    assert cache.begin(asking, list(range(31, 51))) == 0
+    assert cache.begin(asking, list(range(1, 21))) == BLOCK
+
+
+def test_a_token_more_is_seen_by_attention() -> None:
+    cache = cache_of()
+    slot = taken(cache, 32, [1, 2])
+    slot.shelf.keys[:, slot.row, :, 2], slot.shelf.values[:, slot.row, :, 2] = 9, -9
+    cache.extend(slot, 9)
+    assert (slot.ids, held(slot)) == ([1, 2, 9], [1, 2, 9])
+
+
+def test_tokens_of_several_shelves_are_stored_where_they_belong() -> None:
+    cache = cache_of()
+    short, long, other = taken(cache, 20), taken(cache, 50), taken(cache, 20)
+    slots, lengths, positions = [short, long, other], np.array([2, 3, 1]), np.array([0, 1, 0, 1, 2, 0])
+    places = cache.places(slots, lengths, positions)
+    assert places.num_tokens == 6
+    keys = torch.arange(1.0, 7.0)[:, None, None].expand(6, 2, 4)
+    for layer in range(2):
+        cache.store(layer, places, keys, -keys)
+    assert [held(slot) for slot in slots] == [[], [], []], "not before they are shown"
+    cache.show(places)
+    assert [held(slot) for slot in slots] == [[1, 2], [3, 4, 5], [6]]
+    one_more = cache.places([short], np.array([1]), np.array([2]))
+    two_more = cache.places([long], np.array([1]), np.array([3]))
+    both = one_more.before(two_more)
+    assert both.num_tokens == 2
+    keys = torch.tensor([7.0, 8.0])[:, None, None].expand(2, 2, 4)
+    for layer in range(2):
+        cache.store(layer, both, keys, -keys)
+    cache.show(both)
+    assert [held(slot) for slot in slots] == [[1, 2, 7], [3, 4, 5, 8], [6]]
+    same_shelf = cache.places([short], np.array([1]), np.array([3])).before(
+        cache.places([other], np.array([1]), np.array([1]))
+    )
+    keys = torch.tensor([9.0, 10.0])[:, None, None].expand(2, 2, 4)
+    for layer in range(2):
+        cache.store(layer, same_shelf, keys, -keys)
+    cache.show(same_shelf)
+    assert (same_shelf.num_tokens, held(short), held(other)) == (2, [1, 2, 7, 9], [6, 10])
+
+
+@pytest.mark.parametrize(
+    ("places", "is_slice"), [([3], True), ([3, 4, 5], True), ([3, 5], False), ([3, 5, 4, 6], False)]
+)
+def test_places_in_a_row_are_a_slice(places: list[int], is_slice: bool) -> None:
+    index = consecutive(np.array(places), CPU)
+    assert isinstance(index, slice) is is_slice
+    assert torch.arange(10)[index].tolist() == places
+
+
+def test_a_model_without_keys_keeps_no_prefix() -> None:
+    cache = cache_of(num_layers=0)
+    slot = taken(cache, 32)
+    slot.ids = [1, 2, 3]
+    assert cache.begin(slot, [1, 2, 3, 4]) == 0
+    assert slot.ids == []
