@@ -1,5 +1,6 @@
 """Servers that answer a question with gigabytes, packed into a few bytes or not."""
 
+import asyncio
 import gzip
 import threading
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ class Handler(BaseHTTPRequestHandler):
     def _flood(self) -> None:
         packed = self.server.packed  # type: ignore[attr-defined]
         body = gzip.compress(PIECE * 64) if packed else PIECE * 64
-        self.send_response(200)
+        self.send_response(400 if self.path.endswith("/refused") else 200)
         if packed:
             self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(body)))
@@ -61,3 +62,20 @@ async def test_an_answer_without_end_is_not_read_to_its_end(
             await client.get_model_response([{"role": "user", "content": "a"}])
     finally:
         await client.close()
+
+
+@pytest.mark.parametrize("url", [False], indirect=True)
+async def test_an_answer_that_is_not_read_to_its_end_lets_go_of_its_connection(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_http, "MAX_REPLY_BYTES", 1 << 20)
+    http = openai_http.ServerHttp(url, api_key=None, timeout_s=20, connect_timeout_s=20, max_connections=1)
+    kept: list[Exception] = []
+    """Whoever keeps an error keeps what its traceback holds."""
+    async with asyncio.timeout(20):
+        for path in ("/chat/completions", "/refused") * 2:
+            with pytest.raises((InferenceError, openai_http.HttpRefusal)) as caught:
+                await http.post(path, {})
+            kept.append(caught.value)
+    assert [type(each) for each in kept] == [InferenceError, openai_http.HttpRefusal] * 2
+    await http.close()
