@@ -7,6 +7,8 @@ subprocesses that tests start inherit it.
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,8 +26,8 @@ os.environ.update(
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers 80, to which sentences would be folded
 
 # A test that fails once fails always: examples follow from the test itself; how long one takes is no verdict.
-# `make test` draws 40 of them; `make test-all` takes the profile "thorough".
-for name, examples in (("house", 40), ("thorough", 300)):
+# `make test` draws 25 of them; `make test-all` takes the profile "thorough".
+for name, examples in (("house", 25), ("thorough", 300)):
     settings.register_profile(
         name,
         max_examples=examples,
@@ -48,6 +50,22 @@ def pytest_runtest_teardown() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_curve_is_drawn() -> Iterator[None]:
+    """Drawing takes half as long as all else that a tiny run does, and hundreds of tests train one: here its
+    file is written without a picture. tests/tracking draws, and so do commands in processes of their own."""
+    from rllm.files.atomic import write_atomic
+
+    def write(*values: object, **options: object) -> None:
+        (path,) = (each for each in values if isinstance(each, Path))
+        write_atomic(path, b"")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("draw_learning_curve", "draw_loss_curve"):
+            patch.setattr(f"rllm.tracking.picture.{name}", write)
+        yield
 
 
 @pytest.fixture(scope="session")

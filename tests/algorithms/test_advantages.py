@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.algorithms.advantages import (
@@ -146,7 +146,6 @@ REFERENCES: dict[str, Callable[[Rows], list[float]]] = {
 
 
 @pytest.mark.parametrize("name", FROM_REWARDS)
-@settings(max_examples=40)
 @given(data=st.data())
 def test_every_estimator_equals_a_scalar_reference_to_the_tenth_digit(name: str, data: st.DataObject) -> None:
     rows = data.draw(steps(groups=3 if name in ALL_OF_A_STEP else 1))
@@ -154,7 +153,6 @@ def test_every_estimator_equals_a_scalar_reference_to_the_tenth_digit(name: str,
 
 
 @pytest.mark.parametrize("name", FROM_REWARDS)
-@settings(max_examples=40)
 @given(data=st.data())
 def test_the_order_of_attempts_does_not_matter(name: str, data: st.DataObject) -> None:
     rows = data.draw(steps(groups=3 if name in ALL_OF_A_STEP else 1))

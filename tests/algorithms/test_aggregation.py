@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.algorithms.aggregation import (
@@ -30,7 +30,6 @@ def _total(samples: list[TrainingSample], aggregation: Aggregation) -> float:
     return sum(float(weights_T.sum()) for weights_T in token_weights(samples, aggregation))
 
 
-@settings(max_examples=60)
 @given(rows=masks)
 def test_untrained_tokens_weigh_nothing_and_means_sum_to_one(
     flagged: Flagged, rows: list[tuple[list[bool], str]]
@@ -47,7 +46,6 @@ def test_untrained_tokens_weigh_nothing_and_means_sum_to_one(
         assert _total(samples, aggregation) == pytest.approx(expected, abs=1e-12)
 
 
-@settings(max_examples=60)
 @given(rows=masks)
 def test_rows_and_tokens_without_training_change_no_weight(
     flagged: Flagged, rows: list[tuple[list[bool], str]]

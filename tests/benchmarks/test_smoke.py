@@ -53,6 +53,7 @@ def _run(script: str, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_training_step_is_measured_on_prompts_of_the_length_that_is_asked_for() -> None:
     """Without TRL; with it, the same prompts go to both sides."""
     figures = json.loads(_run("train_step.py", *SMALL["train_step.py"]))

@@ -73,8 +73,11 @@ def mine(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "loss") for name in ("my_loss", "Weighted", "held", "valued", "with_step")),
-        *((name, "estimator") for name in ("my_advantages", "by_token")),
+        ("my_loss", "loss"),
+        ("held", "loss"),
+        ("my_advantages", "estimator"),
+        *(pytest.param(name, "loss", marks=pytest.mark.slow) for name in ("Weighted", "valued", "with_step")),
+        pytest.param("by_token", "estimator", marks=pytest.mark.slow),
     ],
 )
 def test_a_sound_algorithm_gets_a_clear_table_and_what_to_type_next(

@@ -31,10 +31,12 @@ FEW = (
     "evaluation.every_steps=0",
 )
 ENOUGH = (
-    "warm_start.steps=25",
-    "warm_start.episodes_per_step=24",
+    "warm_start.steps=12",
+    "warm_start.episodes_per_step=16",
     "steps=1",
-    "rollout.tasks_per_step=16",
+    "rollout.tasks_per_step=8",
+    "task.environment_args.size=3",
+    "task.train_args.size=3",
     "evaluation.num_tasks=8",
     "task.num_train_tasks=100",
     "evaluation.every_steps=0",
@@ -58,7 +60,7 @@ SMALL = {
     "rllm sft": ["--set", "threads=1", "--set", "epochs=1"],
     "rllm dpo": ["--set", "threads=1", "--set", "epochs=1"],
     "rllm distill": [
-        *("--set", "threads=1", "--set", "steps=1", "--set", "rollout.tasks_per_step=8"),
+        *("--set", "threads=1", "--set", "steps=1", "--set", "rollout.tasks_per_step=2"),
         *("--set", "evaluation.num_tasks=8", "--set", "evaluation.every_steps=0"),
     ],
 }

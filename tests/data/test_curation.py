@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.data.curation import CleanRows, PastConversation, preference_rows
@@ -73,7 +73,6 @@ CONVERSATIONS = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(CONVERSATIONS)
 def test_every_answer_that_is_worse_than_another_stands_behind_the_best(
     talks: list[PastConversation],

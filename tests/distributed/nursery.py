@@ -19,8 +19,11 @@ import allocated
 import late
 import letters
 import moved
+import peft
 import recorded
 import words
+from torch.distributed import fsdp
+from torch.distributed.tensor import parallel
 
 from rllm.distributed import torch_ranks
 from rllm.errors import RllmError
@@ -35,7 +38,7 @@ PROGRAMS: dict[str, Any] = {
     "recorded": recorded.main,
     "words": words.main,
 }
-IMPORTED_BEFORE_A_FORK = (loop, torch_ranks)
+IMPORTED_BEFORE_A_FORK = (loop, torch_ranks, peft, fsdp, parallel)
 
 
 def start(request: dict[str, Any], place: dict[str, str], errors: Path) -> int:

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.agents.conversation import ConversationAgent
@@ -118,7 +118,6 @@ class Talk(BaseEnv):
         return Talk(info["turns"])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     texts=st.lists(st.text("abc", max_size=12), min_size=1, max_size=5),
     most=st.integers(0, 60),

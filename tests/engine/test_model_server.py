@@ -164,7 +164,7 @@ async def played_while_the_server_dies(
 @pytest.mark.parametrize(
     ("num_episodes", "num_parallel", "limit_s"),
     [
-        pytest.param(500, 100, 300.0),
+        pytest.param(250, 50, 300.0),
         pytest.param(10_000, 1_000, 3_000.0, marks=pytest.mark.slow),
     ],
 )

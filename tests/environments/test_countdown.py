@@ -189,7 +189,6 @@ def test_the_plainest_answer_comes_first() -> None:
     assert solutions(CountdownProblem(numbers=(3, 7, 2), target=2), "+-")[0] == "7-3-2"
 
 
-@settings(deadline=None, max_examples=40)
 @given(numbers=st.lists(st.integers(0, 6), min_size=3, max_size=3), target=st.integers(0, 40))
 def test_the_search_finds_an_answer_exactly_where_there_is_one(numbers: list[int], target: int) -> None:
     tried = (
@@ -204,7 +203,6 @@ def test_the_search_finds_an_answer_exactly_where_there_is_one(numbers: list[int
     assert len(set(found)) == len(found)
 
 
-@settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32), num_numbers=st.integers(2, 4))
 def test_a_mistake_on_purpose_is_a_proper_expression_of_the_numbers(seed: int, num_numbers: int) -> None:
     problem = problem_of(countdown_tasks("train", 1, start=seed * 512, num_numbers=num_numbers)[0])

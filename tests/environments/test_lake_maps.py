@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import is_valid
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.environments.frozenlake import (
@@ -113,7 +113,6 @@ def test_half_of_all_maps_train_and_a_quarter_each_validates_and_tests() -> None
     assert 880 < counts["test"] < 1120
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     split=st.sampled_from(SPLITS),
     index=st.integers(0, 2**63 - 1),

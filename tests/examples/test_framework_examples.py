@@ -241,6 +241,7 @@ def test_every_example_is_in_these_tests_and_fits_on_a_page() -> None:
         assert len(path.read_text().splitlines()) < MAX_LINES, name
 
 
+@pytest.mark.slow
 def test_an_agent_is_captured_with_nothing_but_its_base_url(example: Example, tiny: Server) -> None:
     """The model has random weights: whatever it says, the program ends and nothing is lost."""
     example.run(tiny.base_url(example.name))

@@ -45,9 +45,14 @@ def trained(recipe: ModuleType, output: Path, *settings: str) -> Path:
 
 
 def test_it_ends_with_the_parameters_of_the_trainer(recipe: ModuleType, tmp_path: Path) -> None:
-    warm = ("warm_start.steps=8", "warm_start.learning_rate=1e-2", "warm_start.noise=0.2")
+    warm = (
+        "warm_start.steps=4",
+        "warm_start.episodes_per_step=24",
+        "warm_start.learning_rate=1e-2",
+        "warm_start.noise=0.2",
+    )
     imitator = trained(recipe, tmp_path / "imitator", "steps=0", *warm)
-    settings = recipe.Settings(seed=3, steps=3, tasks_per_step=6, micro_batch_tokens=700)
+    settings = recipe.Settings(seed=3, steps=2, tasks_per_step=6, micro_batch_tokens=700)
     of_trainer = load_model(
         trained(
             recipe,

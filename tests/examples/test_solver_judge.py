@@ -20,9 +20,9 @@ MAX_LINES = 185
 SHORT = {
     "threads": 1,
     "steps": 2,
-    "rollout": {"tasks_per_step": 8, "group_size": 8},
+    "rollout": {"tasks_per_step": 6, "group_size": 8},
     "warm_start": {"steps": 30, "episodes_per_step": 32, "learning_rate": 1e-2, "noise": 0.5},
-    "evaluation": {"num_tasks": 32},
+    "evaluation": {"num_tasks": 16},
 }
 """Long enough for a few right answers by luck: without any, there is nothing to learn from."""
 
@@ -67,7 +67,7 @@ def test_the_judge_is_asked_in_both_orders_and_paid_for_beating_a_coin(
 ) -> None:
     with EpisodeStore.open(finished / "reinforcement" / "store.sqlite", read_only=True) as store:
         episodes = list(store.episodes("train"))
-    assert len(episodes) == 2 * 8 * 8
+    assert len(episodes) == 2 * 6 * 8
     for episode in episodes:
         assert episode.outcome is Outcome.SCORED
         solvers, judges = episode.trajectories[:2], episode.trajectories[2:]
@@ -97,7 +97,7 @@ def test_the_measurement_asks_both_roles_the_same_questions_before_and_after(
             before, after = (found[when][role][way] for when in ("imitation", "reinforcement"))
             assert before["asked"] == after["asked"]
             assert 0.0 <= after["low"] <= after["share"] <= after["high"] <= 1.0
-    assert found["imitation"]["solver"]["greedy"]["asked"] == 32
+    assert found["imitation"]["solver"]["greedy"]["asked"] == 16
     assert (finished / "curves.png").stat().st_size > 1000
 
 

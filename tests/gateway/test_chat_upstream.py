@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
@@ -205,7 +205,6 @@ def test_a_reply_that_is_none_is_a_bad_gateway(subtests: pytest.Subtests) -> Non
             assert caught.value.status == 502
 
 
-@settings(max_examples=300, deadline=None)
 @given(place=st.sampled_from(list(places(vllm_reply()))), value=any_json, streamed=st.booleans())
 def test_any_reply_is_an_answer_or_an_error(place: tuple[Any, ...], value: Any, streamed: bool) -> None:
     reply = vllm_reply()

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai import APIError, AsyncOpenAI, OpenAI
 from openai.types import Completion
@@ -289,7 +289,6 @@ def test_a_reply_that_is_none_is_a_bad_gateway(reply: Any) -> None:
     assert caught.value.status == 502
 
 
-@settings(max_examples=200, deadline=None)
 @given(place=st.sampled_from(list(places(vllm_reply()))), value=any_json)
 def test_any_reply_is_an_answer_or_an_error(place: tuple[Any, ...], value: Any) -> None:
     reply = copy.deepcopy(vllm_reply())

@@ -87,7 +87,7 @@ async def kill_and_restart(directory: Path, *, kills: int, num_sessions: int, ca
 
 
 async def test_every_answered_call_is_recorded_once_although_the_gateway_is_killed(tmp_path: Path) -> None:
-    await kill_and_restart(tmp_path, kills=3, num_sessions=12, calls=10)
+    await kill_and_restart(tmp_path, kills=2, num_sessions=12, calls=6)
 
 
 @pytest.mark.slow

@@ -108,7 +108,6 @@ def stored_and_read(records: list[CallRecord]) -> tuple[list[CallRecord], list[C
     return list(read.values()), rows
 
 
-@settings(max_examples=40, deadline=None)
 @given(records)
 def test_any_call_is_read_back_as_it_was(record: CallRecord) -> None:
     before = copy.deepcopy(record)

@@ -19,7 +19,7 @@ from anthropic import (
     RateLimitError,
 )
 from anthropic.types import Message as AnthropicMessage
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rllm.errors import RequestRefused
@@ -260,7 +260,6 @@ def said(message: Message) -> Message:
     return kept
 
 
-@settings(max_examples=40, deadline=None)
 @given(any_choice(), st.integers(1, 50), st.booleans())
 @example(Choice(tool_calls=calls('{"_raw": "x"}', "x", "[]")), 1, False)
 def test_what_a_client_sends_back_is_the_message_that_it_got(

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai import APIError, AsyncOpenAI, BadRequestError, OpenAI, RateLimitError
 from openai.types.responses import Response
@@ -332,7 +332,6 @@ def said(message: Message) -> Message:
     return {key: value for key, value in message.items() if key != "reasoning_content"}
 
 
-@settings(max_examples=40, deadline=None)
 @given(any_choice(), st.integers(1, 50))
 def test_what_a_client_sends_back_is_the_message_that_it_got(
     running: DialectServer, client: OpenAI, choice: Choice, size: int

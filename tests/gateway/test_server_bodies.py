@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.errors import ConfigError
@@ -381,7 +381,6 @@ async def test_no_body_makes_the_server_fail(serve: Serve) -> None:
 
     async with aiohttp.ClientSession() as http:
 
-        @settings(max_examples=60)
         @given(path=st.sampled_from(POSTS), body=BODIES)
         def fuzz(path: str, body: bytes) -> None:
             asyncio.run_coroutine_threadsafe(post(http, path, body), loop).result()

@@ -30,10 +30,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return keep | {"HOME": str(tmp_path), "RLLM_HOME": str(tmp_path / "home"), "COLUMNS": "80"}
 
 
-# Each command in a child of one process that has imported the front door: starting a Python takes longer.
+# Each command in a child of one process that has imported what most of them need: a new Python takes longer.
 TYPE_LINES = """
 import json, os, sys
 import gymnasium, numpy, rich.console, rich.progress, rich.table  # what a core has: once for all children
+import rllm.cli.compare, rllm.cli.eval, rllm.cli.runs, rllm.cli.train
 from rllm.cli.main import main
 ends = []
 for number, line in enumerate(json.load(sys.stdin)):

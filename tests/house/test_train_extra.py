@@ -44,7 +44,8 @@ from rllm.cli.main import rllm
 assert find_spec("pytest") is None
 
 small = "steps=1 warm_start.steps=1 evaluation.num_tasks=4 evaluation.every_steps=0 threads=1"
-small += " rollout.tasks_per_step=2 rollout.group_size=2"
+small += " rollout.tasks_per_step=2 rollout.group_size=2 rollout.max_turns=4"
+small += " task.num_train_tasks=50 warm_start.episodes_per_step=4"
 settings = [word for each in small.split() for word in ("--set", each)]
 Path("chats.jsonl").write_text('{"prompt": "A", "completion": "B"}\\n' * 20)
 for words in (
@@ -72,3 +73,5 @@ def test_a_built_in_world_is_trained_measured_and_replayed_with_the_extra_train_
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = run_python("-c", COMMANDS, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    for run in ("run", "two", "imitated"):
+        assert (tmp_path / run / "curve.png").read_bytes().startswith(b"\x89PNG")

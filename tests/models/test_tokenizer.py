@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
@@ -49,7 +49,6 @@ def test_a_move_is_one_token(subtests: pytest.Subtests) -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 @given(index=st.integers(0, 10_000), p=st.floats(0.4, 0.95), random_start=st.booleans())
-@settings(max_examples=50)
 def test_a_row_of_a_lake_as_it_is_shown_is_one_token(
     split: str, index: int, p: float, random_start: bool
 ) -> None:

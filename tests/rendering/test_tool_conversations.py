@@ -121,7 +121,7 @@ def _renderer(toy: Toy, template: str) -> ChatRenderer:
 @pytest.mark.parametrize("template", [*TEMPLATES, *REWRITING])
 async def test_with_tools_the_ids_trained_on_are_the_ids_emitted_bit_for_bit(toy: Toy, template: str) -> None:
     num_calls = 0
-    for seed in range(75):
+    for seed in range(25):
         trajectory, client, _ = await _played(toy, template, seed)
         assert trajectory.outcome in (Outcome.SCORED, Outcome.TRUNCATED)
         script: Any = client.script
@@ -141,7 +141,7 @@ async def test_with_tools_the_ids_trained_on_are_the_ids_emitted_bit_for_bit(toy
         for row in rows:
             assert (row.advantages_T == np.where(row.trainable_T, 1.5, 0.0)).all()
             assert (row.policy_versions_T == np.where(row.trainable_T, 5, NOT_SAMPLED)).all()
-    assert num_calls > 50, "the scripts hardly call anything, so this shows little"
+    assert num_calls > 15, "the scripts hardly call anything, so this shows little"
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

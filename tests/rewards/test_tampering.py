@@ -50,7 +50,7 @@ def test_the_corpus_is_large_enough() -> None:
 @pytest.mark.parametrize(
     ("backend", "every"),
     [
-        ("bubblewrap", 4),
+        ("bubblewrap", 7),
         *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("bubblewrap", "unshare", "docker")),
     ],
 )
@@ -88,7 +88,7 @@ def readable_code() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("backend", "every"),
     [
-        ("unshare", 4),
+        ("unshare", 12),
         pytest.param("unshare", 1, marks=pytest.mark.slow),
         pytest.param("bubblewrap", 1, marks=pytest.mark.slow),
     ],

@@ -149,7 +149,7 @@ def whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(episode=episodes)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 def test_any_episode_comes_back_as_it_was(episode: Episode) -> None:
     # repr tells 1, 1.0 and True apart, which == does not.
     assert repr(_round_trip(episode)) == repr(episode)

@@ -40,6 +40,7 @@ import letter_game
 import sft_game
 
 from rllm.errors import RllmError
+from rllm.files.atomic import write_atomic
 from rllm.tracking.base import Metric
 
 GAMES = {
@@ -185,6 +186,12 @@ def _fill_at(line: tuple[str, int], disk: Path, phase: str, step: int) -> None:
         subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
 
 
+def _write_no_curve(*values: Any, **options: Any) -> None:
+    """Write the file of a curve without a picture, as conftest.py of all tests does: drawing takes long."""
+    (path,) = (each for each in values if isinstance(each, Path))
+    write_atomic(path, b"")
+
+
 def _serve(request: dict[str, Any]) -> None:
     """In the child: train, and tell what was done to files."""
     make, run = GAMES[request.pop("game")], Path(request.pop("run"))
@@ -220,18 +227,21 @@ def _serve(request: dict[str, Any]) -> None:
 
 def main() -> None:
     # Imported before the first fork: children then have them for nothing.
-    from matplotlib import backends, figure, font_manager, ticker  # noqa: F401
     from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast  # noqa: F401
 
     import rllm.inference.local.client
     import rllm.models.builtin
     import rllm.trainer.loop
     import rllm.trainer.preference_job  # noqa: F401
+    from rllm.tracking import picture
 
+    picture.draw_learning_curve = picture.draw_loss_curve = _write_no_curve
     # A shell's background job, as CI may be one, hands on that Ctrl-C is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     print("ready", flush=True)
     for line in sys.stdin:
+        if "lora" in line:
+            import peft  # noqa: F401  two seconds, once for all that need it
         child = os.fork()
         if child == 0:
             try:

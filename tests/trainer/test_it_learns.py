@@ -123,7 +123,7 @@ def reaches_the_floors(summary: dict[str, Any]) -> bool:
     return end >= MIN_END and end - greedy >= MIN_GAIN
 
 
-@pytest.mark.parametrize("num_turns", [1, 3])
+@pytest.mark.parametrize("num_turns", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_rewards_bring_out_what_an_imitator_knows_and_does_not_do(
     letters: ModuleType, tmp_path: Path, num_turns: int
 ) -> None:

@@ -392,13 +392,18 @@ LEARNING: dict[str, Any] = {
     "changes",
     [
         {"algorithm": {"estimator": "gae"}, "critic": {"trunk": "separate"}},
-        {"algorithm": {"estimator": "gae"}, "critic": {"trunk": "shared"}},
         {"algorithm": {"estimator": "remax"}},
-        {"algorithm": {"estimator": "rloo"}},
-        {"algorithm": {"estimator": "reinforce_plus_plus"}},
-        {"algorithm": {"loss": "gspo", "aggregation": "sequence_mean"}},
+        *(
+            pytest.param(changes, marks=pytest.mark.slow)
+            for changes in (
+                {"algorithm": {"estimator": "gae"}, "critic": {"trunk": "shared"}},
+                {"algorithm": {"estimator": "rloo"}},
+                {"algorithm": {"estimator": "reinforce_plus_plus"}},
+                {"algorithm": {"loss": "gspo", "aggregation": "sequence_mean"}},
+            )
+        ),
     ],
-    ids=["ppo", "ppo, one trunk", "remax", "rloo", "reinforce++", "gspo"],
+    ids=["ppo", "remax", "ppo, one trunk", "rloo", "reinforce++", "gspo"],
 )
 def test_rewards_rise(letters: ModuleType, tmp_path: Path, changes: dict[str, Any]) -> None:
     letters.make_trainer(tmp_path / "run", letters.merged(LEARNING, changes)).train()

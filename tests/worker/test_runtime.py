@@ -133,7 +133,7 @@ INPUTS = JSON | st.fixed_dictionaries({"run_id": JSON, "task": JSON}, optional={
 
 
 @given(inputs=st.lists(INPUTS, max_size=12))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_input_reaches_the_program_that_its_schema_refuses(
     tmp_path_factory: pytest.TempPathFactory, inputs: list[Any]
 ) -> None:

@@ -77,12 +77,12 @@ def played(env: GameEnv, moves: list[str]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize(("name", "arguments"), [each for each in VARIANTS if each[0] not in CHANCE])
-def test_the_expert_scores_one_on_ten_tasks_and_without_its_last_move_on_none(
+def test_the_expert_scores_one_on_every_task_and_without_its_last_move_on_none(
     name: str, arguments: dict[str, Any], split: str
 ) -> None:
     world = world_named(name)
-    tasks = world.tasks(split, 10, **arguments)
-    assert [task["task_id"] for task in tasks] == [f"{name}-{split}-{index}" for index in range(10)]
+    tasks = world.tasks(split, 4, **arguments)
+    assert [task["task_id"] for task in tasks] == [f"{name}-{split}-{index}" for index in range(4)]
     assert world.demonstrate is not None
     for task in json.loads(json.dumps(tasks)):
         turns = world.demonstrate(task, noise=0.0, rng=no_noise())

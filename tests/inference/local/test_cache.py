@@ -1,5 +1,5 @@
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -40,7 +40,6 @@ def _seen(slot: Slot) -> tuple[Tensor, Tensor]:
     return shelf.keys[:, row][:, :, shown], shelf.values[:, row][:, :, shown]
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), lengths=st.lists(st.integers(0, MAX_CONTEXT), min_size=NUM_SLOTS, max_size=NUM_SLOTS))
 def test_slots_that_take_over_a_prefix_hold_it_and_nothing_else(
     data: st.DataObject, lengths: list[int]
@@ -64,7 +63,6 @@ def test_slots_that_take_over_a_prefix_hold_it_and_nothing_else(
             assert torch.equal(now, then)
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), lengths=st.lists(st.integers(0, MAX_CONTEXT), min_size=NUM_SLOTS, max_size=NUM_SLOTS))
 def test_a_prompt_finds_what_was_handed_on_also_when_its_first_holder_has_let_go(
     data: st.DataObject, lengths: list[int]
@@ -83,7 +81,6 @@ def test_a_prompt_finds_what_was_handed_on_also_when_its_first_holder_has_let_go
     assert asking.ids == wanted[: len(asking.ids)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), prompt_ids=st.lists(st.integers(0, 1), min_size=1, max_size=MAX_CONTEXT))
 def test_what_a_prompt_shares_is_found_alike_whether_its_own_slot_is_in_the_index_or_not(
     data: st.DataObject, prompt_ids: list[int]

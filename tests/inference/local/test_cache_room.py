@@ -93,7 +93,7 @@ async def play_all(
         await client.close()
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     conversations=st.lists(TURNS, min_size=1, max_size=9),
     num_slots=st.integers(1, 9),
