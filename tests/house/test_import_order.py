@@ -92,13 +92,13 @@ class Import:
 
 
 class SourceTree:
-    """The modules of one package directory by dotted name, parsed."""
+    """The modules of one package directory by dotted name, each as the parts that may import."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.package = root.name
         self.files = {self._module_name(path): path for path in sorted(root.rglob("*.py"))}
-        self.trees = {name: ast.parse(path.read_text(), str(path)) for name, path in self.files.items()}
+        self.nodes = {name: _telling(ast.parse(path.read_text())) for name, path in self.files.items()}
         self._imports: dict[str, list[Import]] = {}
 
     def _module_name(self, path: Path) -> str:
@@ -122,7 +122,7 @@ class SourceTree:
         return self._imports[module]
 
     def _import_statements(self, module: str) -> Iterator[Import]:
-        for node in ast.walk(self.trees[module]):
+        for node in self.nodes[module]:
             if isinstance(node, ast.Import):
                 yield from (Import(node.lineno, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -131,7 +131,7 @@ class SourceTree:
 
     def _import_calls(self, module: str) -> Iterator[Import]:
         """`importlib.import_module("a.b")` and `__import__("a.b")`."""
-        for node in ast.walk(self.trees[module]):
+        for node in self.nodes[module]:
             if isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
                 names = (each.value for each in node.args[:1] if isinstance(each, ast.Constant))
                 yield from (Import(node.lineno, name) for name in names if isinstance(name, str))
@@ -141,11 +141,21 @@ class SourceTree:
         return f"{module}.{name}" if f"{module}.{name}" in self.files else module
 
     def _modules_in_strings(self, module: str) -> Iterator[Import]:
-        for node in ast.walk(self.trees[module]):
+        for node in self.nodes[module]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 name = node.value.partition(":")[0]
                 if name in self.files and "." in name:
                     yield Import(node.lineno, name)
+
+
+def _telling(parsed: ast.Module) -> list[ast.AST]:
+    """Imports, calls and strings: a tree is walked once, which takes long."""
+    return [
+        node
+        for node in ast.walk(parsed)
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    ]
 
 
 def _called(call: ast.Call) -> str:
@@ -187,8 +197,8 @@ def arrows(tree: SourceTree) -> dict[tuple[str, str], list[str]]:
 def relative_imports(tree: SourceTree) -> list[str]:
     return [
         f"{tree.place(module, node.lineno)}: relative import; write the absolute one"
-        for module, parsed in tree.trees.items()
-        for node in ast.walk(parsed)
+        for module, nodes in tree.nodes.items()
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and node.level > 0
     ]
 

@@ -47,6 +47,10 @@ DOUBLE_CLASS_NAMES = {"Environment"}
 """Public class names that still stand for two things."""
 
 
+KINDS = (ast.Name, ast.Attribute, ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Expr)
+"""Kinds of nodes that bind a name or are a text."""
+
+
 @cache
 def is_participle(name: str) -> bool:
     word = name.strip("_")
@@ -69,10 +73,13 @@ def bound_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
 
 @cache
 def trees(checkout: Path) -> list[tuple[Path, list[ast.AST]]]:
-    """The files of the package, relative to it, as the nodes of their syntax trees."""
+    """The files of the package, relative to it, as nodes of their syntax trees of these kinds."""
     source = checkout / "src" / "rllm"
     return [
-        (file.relative_to(source), list(ast.walk(ast.parse(file.read_text()))))
+        (
+            file.relative_to(source),
+            [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, KINDS)],
+        )
         for file in sorted(source.rglob("*.py"))
     ]
 
