@@ -23,7 +23,7 @@ from rllm.models.directory import write_one_file
 from rllm.models.packing import WeightedRow, packed_trees
 from rllm.trainer import memory_plan as plan_module
 from rllm.trainer.learning import context_of
-from rllm.trainer.memory import cache_bytes, num_parameters
+from rllm.trainer.memory import MicroBatch, cache_bytes, num_parameters, readable
 from rllm.trainer.memory_plan import MemoryPlan, machine_bytes, memory_plan, shape_of
 from rllm.trainer.policies import create_initial_models, load_initial_models, make_policies
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
@@ -188,6 +188,20 @@ def test_the_fullest_pass_is_the_one_that_rows_are_packed_into() -> None:
         assert plan_of(config).batch.num_tokens == max(
             sum(group.num_tokens for group in groups) for groups in packed
         )
+
+
+def test_what_rows_behind_a_prompt_share_is_counted_once() -> None:
+    shared = MicroBatch(num_prefixes=2, prefix=10, num_rows=5, suffix=5, trained=4)
+    assert (shared.num_tokens, shared.num_trained) == (2 * 10 + 5 * 5, 5 * 4)
+    assert shared.num_states == 5 * 4 - 3, "three rows share the state that predicts their first token"
+    assert shared.num_keys == 3 * 15, "and have a copy of the prompt's keys"
+    alone = MicroBatch(num_prefixes=0, prefix=0, num_rows=5, suffix=15, trained=4)
+    assert (alone.num_tokens, alone.num_states, alone.num_keys) == (75, 20, 0)
+
+
+def test_sizes_are_told_as_people_read_them() -> None:
+    told = [readable(each) for each in (999_949, 20_000_000, 999_000_000, 10**9, 1_250_000_000_000)]
+    assert told == ["1.0 MB", "20.0 MB", "999.0 MB", "1.0 GB", "1,250.0 GB"]
 
 
 def test_the_cache_is_as_large_as_the_sampler_makes_it() -> None:
