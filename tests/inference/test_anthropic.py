@@ -10,6 +10,7 @@ import pytest
 
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.anthropic import AnthropicClient
+from rllm.inference.openai_http import HttpRefusal
 from rllm.types.messages import FinishReason, Message, SamplingParams, ToolCall
 
 WEATHER = {
@@ -173,6 +174,30 @@ async def test_failures_are_told_apart(
     client = api.client()
     with pytest.raises(error, match=says):
         await client.get_model_response([{"role": "user", "content": "?"}])
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "is_final"),
+    [
+        (HttpRefusal(400, "no"), InferenceError, True),
+        (HttpRefusal(413, "no"), InferenceError, True),
+        (HttpRefusal(422, "no"), InferenceError, True),
+        (HttpRefusal(418, "no"), InferenceError, False),
+        (HttpRefusal(400, "<html>", is_json=False), InferenceError, False),
+        (HttpRefusal(401, "no"), ConfigError, None),
+        (HttpRefusal(403, "no"), ConfigError, None),
+        (HttpRefusal(404, "no"), ConfigError, None),
+    ],
+)
+async def test_a_refusal_is_final_where_the_same_request_would_be_refused_again(
+    api: Api, refusal: HttpRefusal, kind: type[Exception], is_final: bool | None
+) -> None:
+    client = api.client()
+    error = client._error_of(refusal)
+    assert type(error) is kind
+    assert getattr(error, "is_final", None) is is_final
+    assert refusal.said in str(error)
     await client.close()
 
 

@@ -220,6 +220,24 @@ async def test_a_schema_goes_to_a_server_that_follows_it_and_is_refused_elsewher
         await client.answer([], SamplingParams(top_logprobs=1))
 
 
+async def test_what_says_nothing_is_left_out_for_a_server_that_minds_it_and_anything_else_is_not() -> None:
+    idle = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "presence_penalty": 0.0} | {
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logprobs": True,
+        "return_token_ids": True,
+    }
+    client = client_of(Server(None), "m")
+    for name, value in idle.items():
+        client._require_idle(name, value, "why")
+        with pytest.raises(ConfigError, match=f"`{name}` = 7: why"):
+            client._require_idle(name, 7, "why")
+    client._require_idle("seed", 7, "why")
+    client._require_idle("stop", None, "why")
+    with pytest.raises(ConfigError, match="`stop`"):
+        client._require_idle("stop", ["x"], "why")
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [

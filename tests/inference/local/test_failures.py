@@ -119,7 +119,7 @@ async def test_a_cancellation_that_comes_too_late_does_not_hit_the_next_question
 ) -> None:
     model = _Gated(endless.model)
     engine = serve(dataclasses.replace(endless, model=model)).engine
-    holder, answered = engine.open(), threading.Event()
+    holder, answered = engine.open(one_shot=False), threading.Event()
 
     def ask(deliver: Callable[[Request], None]) -> Request:
         request = Request(

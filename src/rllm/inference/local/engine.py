@@ -142,7 +142,7 @@ class LocalEngine:
 
     # ---- called from outside -------------------------------------------------------------------------------
 
-    def open(self, *, one_shot: bool = False) -> Holder:
+    def open(self, *, one_shot: bool) -> Holder:
         """Begin a conversation, or a single call. Under lockstep the engine now waits until it asks or
         closes."""
         with self._condition:
