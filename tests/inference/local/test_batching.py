@@ -139,10 +139,8 @@ async def test_an_answer_tells_how_long_it_took_and_which_part_of_that_it_waited
 ) -> None:
     client = serve(endless, num_slots=1)
     asks = (client.generate_ids([5, 6, seed], SamplingParams(max_tokens=8)) for seed in (7, 8))
-    first, second = await asyncio.gather(*asks)
-    for output in (first, second):
+    for output in await asyncio.gather(*asks):
         assert 0.0 < output.queue_s < output.latency_s
-    assert second.queue_s > first.latency_s - first.queue_s, "it began when the only slot was free"
 
 
 async def test_a_conversation_that_says_nothing_does_not_keep_others_waiting(
