@@ -26,7 +26,7 @@ class Meeting:
     """Where as many threads as there are ranks hand each other values."""
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=60)
+        self.barrier = threading.Barrier(size, timeout=300)
         self.values: list[Any] = [None] * size
 
     def exchange(self, rank: int, value: Any) -> list[Any]:
