@@ -8,9 +8,10 @@ A fork begins with the heavy libraries imported and none of rllm: a mutant costs
 that runs out of time is killed, if its tests without the change do not. One that lives is tried with further
 tests that run its line before it counts as survived.
 
-Not drawn: types, errors that are raised and their words, assertions, decorators, what IGNORED_KEYWORDS names,
-and the number of a constant that is a limit or a time (`MAX_FRAMES = 12`): that it is kept to is tested, and
-is drawn where it is compared; whether it is 12 or 13 is a choice, which a test could only repeat.
+Not drawn: types, methods of protocols, errors that are raised and their words, assertions, decorators, what
+IGNORED_KEYWORDS names, and the number of a constant that is a limit or a time (`MAX_FRAMES = 12`): that it is
+kept to is tested, and is drawn where it is compared; whether it is 12 or 13 is a choice, which a test could
+only repeat.
 
     python tests/mutate.py --seed 7 --count 300
     python tests/mutate.py --room algorithms --seed 7 --count 40 --show
@@ -138,8 +139,9 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
 }  # fmt: skip
-IGNORED_KEYWORDS = ("strict", "exist_ok", "maxsize", "indent")
-"""What they change is a check of ours (`zip`), a race, speed (`lru_cache`) or looks: no promise."""
+IGNORED_KEYWORDS = ("strict", "exist_ok", "maxsize", "indent", "digest_size")
+"""What they change is a check of ours (`zip`), a race, speed (`lru_cache`), looks, or how many bits tell two
+texts apart: no promise."""
 SWAPPED_NAMES = {
     "min": "max",
     "max": "min",
@@ -211,7 +213,14 @@ def _decides_nothing(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Assign) and _is_limit(node):
         return True
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and all(map(_is_constant, node.body)):
+        return True  # a protocol's, which nobody runs
     return isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    """A docstring, or the dots of a body that is none."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _is_limit(node: ast.Assign) -> bool:

@@ -190,6 +190,21 @@ def test_it_is_found_out_after_whom_a_template_only_appends(
     assert renderer.appends([RESULT, USER], TOOLS) is after_a_user
 
 
+def test_a_template_that_drops_results_when_a_user_speaks_again_only_appends_after_results(toy: Toy) -> None:
+    dropping = toy("qwen").template_text.replace(
+        "{% for m in messages %}{% if m.role == 'tool' %}",
+        "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'tool' and loop.index0 < ns.last %}"
+        "{% elif m.role == 'tool' %}",
+    )
+    assert dropping != toy("qwen").template_text
+    renderer = ChatRenderer(toy(dropping))
+    assert renderer.incremental, "as long as there are no tools"
+    assert renderer.appends([RESULT], TOOLS)
+    assert not renderer.appends([USER], TOOLS)
+
+
 def test_a_template_that_ends_calls_otherwise_than_answers_does_not_only_append(toy: Toy) -> None:
     other_end = toy("qwen").template_text.replace(
         "{% endfor %}<|im_end|>\n{% endif %}",

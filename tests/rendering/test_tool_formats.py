@@ -253,6 +253,33 @@ def test_values_of_tag_parameters_have_the_type_that_the_tool_says() -> None:
     assert json.loads(call.arguments) == {"zip": "0150", "deep": True, "limit": None, "rows": ["a", 1]}
 
 
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        (None, {"3": 3, "x": "x", '"q"': '"q"', "True": "True"}),
+        ({}, {"3": 3, "x": "x", '"q"': '"q"'}),
+        ({"type": "string"}, {"3": "3", '"q"': '"q"', "True": "True"}),
+        ({"type": "integer"}, {"3": 3, "3.5": 3.5, "x": "x", "None": None, '"q"': "q"}),
+        ({"type": ["integer", "string"]}, {"3": 3, "3.5": "3.5", "true": "true", '"q"': '"q"'}),
+        ({"type": "boolean"}, {"true": True, "False": False, "1": 1}),
+        ({"enum": ["1", "2"]}, {"1": "1"}),
+        ({"enum": [1, "a"]}, {"1": 1, "a": "a", "true": "true"}),
+        ({"const": True}, {"true": True, "True": True}),
+        ({"const": "5"}, {"5": "5"}),
+        ({"anyOf": [{"type": "integer"}, {"const": "x"}]}, {"3": 3, "true": "true"}),
+        ({"oneOf": [{"type": "string"}, {}]}, {"3": 3}),
+    ],
+)
+def test_a_value_is_of_a_type_that_its_schema_admits(schema: Any, values: dict[str, Any]) -> None:
+    properties = {} if schema is None else {"v": schema}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+    for text, value in values.items():
+        written = f"<tool_call>\n<function=f>\n<parameter=v>\n{text}\n</parameter>\n</function>\n</tool_call>"
+        (call,) = CODER.parse(written, [tool]).calls
+        assert json.loads(call.arguments) == {"v": value}
+        assert type(json.loads(call.arguments)["v"]) is type(value)
+
+
 def test_values_and_their_names_are_written_as_they_are_in_any_alphabet() -> None:
     (call,) = CODER.parse("<tool_call>\n<function=f>\n<parameter=où>\nœuf\n</parameter>\n</function>").calls
     assert call.arguments == '{"où": "œuf"}'
@@ -481,6 +508,22 @@ def test_a_run_with_tools_is_refused_with_the_reason_where_the_template_has_no_f
 ) -> None:
     with pytest.raises(ConfigError, match=f"Tools .*{reason}"):
         required_tool_format(toy(toy("qwen").template_text.replace(*breaks)))
+
+
+def test_a_template_whose_answers_begin_with_the_reasoning_that_its_prompt_opens_has_its_format(
+    toy: Toy,
+) -> None:
+    opened = toy("qwen").template_text.replace(
+        "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    in_history = opened.replace(
+        "<|im_start|>{{ m.role }}\n",
+        "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n</think>\n{% endif %}",
+    )
+    for template in (opened, in_history):
+        tool_format = tool_format_of(toy(template))
+        assert tool_format is not None
+        assert tool_format.name == "hermes"
 
 
 def test_a_prompt_that_opens_the_reasoning_makes_answers_begin_with_it(toy: Toy) -> None:
