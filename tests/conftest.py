@@ -5,6 +5,7 @@ subprocesses that tests start inherit it.
 """
 
 import gc
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,17 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_logfinish() -> None:
+    """So do those that came with the last fifty tests, such as modules: whole collections, of which runs and
+    programs ask for many, would go through them again and again."""
+    if next(_finished) % 50 == 0:
+        gc.collect()
+        gc.freeze()
+
+
+_finished = itertools.count(1)
 
 
 def pytest_runtest_teardown() -> None:

@@ -16,8 +16,9 @@ TWO = ["policies.a.trainable=true", "policies.b.trainable=true"]
 
 def test_every_block_of_the_page_is_a_configuration() -> None:
     blocks = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    alone, several = (load_config(tomllib.loads(block)) for block in blocks)
+    alone, in_four_bits, several = (load_config(tomllib.loads(block)) for block in blocks)
     assert alone.lora == LoraConfig(rank=8, targets=["q_proj", "v_proj"])
+    assert (in_four_bits.lora.rank, in_four_bits.lora.base_dtype) == (16, "nf4")
     assert {name: several.adapter_of(name).rank for name in several.policies} == {
         "solver": 8,
         "judge": 4,

@@ -69,16 +69,18 @@ def _often(text: str, times: int) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array([0] * times, pa.int32()), pa.array([text]))
 
 
+MANY = (MIN_BYTES >> 20) + 4
+"""Mebibytes that are too many for a small file."""
 BOMBS: dict[str, Callable[[Path], Path]] = {
-    "gzip": lambda there: _written(there / "a.jsonl.gz", _gzip(80)),
-    "gzip in parts": lambda there: _written(there / "a.jsonl.gz", _gzip(2) * 40),
-    "a zip of one": lambda there: _made(there / "a.zip", lambda path: _zip(path, 1, 80)),
+    "gzip": lambda there: _written(there / "a.jsonl.gz", _gzip(MANY)),
+    "gzip in parts": lambda there: _written(there / "a.jsonl.gz", _gzip(2) * (MANY // 2)),
+    "a zip of one": lambda there: _made(there / "a.zip", lambda path: _zip(path, 1, MANY)),
     "a zip of many": lambda there: _made(there / "a.zip", lambda path: _zip(path, 8, 10)),
-    "a zip of bz2": lambda there: _made(there / "a.zip", lambda path: _zip(path, 1, 80, zipfile.ZIP_BZIP2)),
-    "a zip of lzma": lambda there: _made(there / "a.zip", lambda path: _zip(path, 1, 80, zipfile.ZIP_LZMA)),
-    "a tar of gzip": lambda there: _made(there / "a.tar.gz", lambda path: _tar(path, "w:gz", 80)),
-    "a tar of xz": lambda there: _made(there / "a.tar.xz", lambda path: _tar(path, "w:xz", 80)),
-    "a tar of bz2": lambda there: _made(there / "a.tar.bz2", lambda path: _tar(path, "w:bz2", 80)),
+    "a zip of bz2": lambda there: _made(there / "a.zip", lambda path: _zip(path, 1, MANY, zipfile.ZIP_BZIP2)),
+    "a zip of lzma": lambda there: _made(there / "a.zip", lambda path: _zip(path, 1, MANY, zipfile.ZIP_LZMA)),
+    "a tar of gzip": lambda there: _made(there / "a.tar.gz", lambda path: _tar(path, "w:gz", MANY)),
+    "a tar of xz": lambda there: _made(there / "a.tar.xz", lambda path: _tar(path, "w:xz", MANY)),
+    "a tar of bz2": lambda there: _made(there / "a.tar.bz2", lambda path: _tar(path, "w:bz2", MANY)),
     "a gzip in a zip": lambda there: _made(there / "a.zip", _nested),
     "a text in many rows": lambda there: _written(
         there / "a.parquet", _parquet(pa.table({"a": _often("x" * (1 << 20), 5000)}))

@@ -177,7 +177,7 @@ async def test_the_row_stays_the_first_one_so_that_its_movement_can_be_seen(
     learner, canary = _learner(tiny, sampler, lambda _, version: sampler.publish(version)), Canary()
     await canary.check(learner, sampler, [row])
     seen = await canary.check(learner, sampler, [sample("ppps", seed=5)])
-    assert seen["canary_moved"] == 0.0
+    assert seen["canary_moved"] < 1e-5, "rounding: the second time the row's start is in the cache"
 
 
 async def test_a_row_that_nobody_sampled_is_passed_over(

@@ -46,6 +46,7 @@ EXTRAS = {
     "games": {"minigrid": "3.0", "reasoning-gym": "0.1.25", "textarena": "0.7.4"},
     "web": {"miniwob": "1.1", "pillow": "11", "playwright": "1.50"},
     "keyring": {"keyring": "25.0"},
+    "bitsandbytes": {"bitsandbytes": "0.50"},
     "inspect": {"inspect-ai": "0.3.285", "openai": "2.54"},
     "openenv": {"openenv-core": "0.3"},
     "verifiers": {"verifiers": "0.3"},
