@@ -397,6 +397,31 @@ class _Unreliable(VLLMClient):
         )
 
 
+async def test_a_call_that_is_cancelled_while_weights_are_written_leaves_them_to_the_next(
+    models: Path, tmp_path: Path
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def write(target: Path) -> None:
+        target.mkdir()
+        begun.set()
+        assert may_end.wait(20)
+
+    client = _Unreliable("http://127.0.0.1:1/v1", HuggingFaceTokenizer(models / "0"))
+    client.fates = []
+    fleet = Fleet([client], write_weights=write, directory=tmp_path / "weights", max_context=512)
+    fleet.publish(1)
+    first = asyncio.create_task(fleet.generate_ids([5], SHORT))
+    assert await asyncio.to_thread(begun.wait, 20)
+    first.cancel()
+    await asyncio.wait({first})
+    second = asyncio.create_task(fleet.generate_ids([6], SHORT))
+    await asyncio.sleep(0)
+    may_end.set()
+    assert (await second).completion_ids == [6]
+    await fleet.close()
+
+
 class _Restarted(_Unreliable):
     """Loads weights and ends calls when the test says so."""
 

@@ -20,6 +20,7 @@ Each request is served by a forked child, so that torch is imported once. An aud
 renamed, made and removed below the run directory, halves of checkpoints included, and SQLite's transactions.
 """
 
+import gc
 import itertools
 import json
 import os
@@ -227,8 +228,6 @@ def _serve(request: dict[str, Any]) -> None:
 
 def main() -> None:
     # Imported before the first fork: children then have them for nothing.
-    from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast  # noqa: F401
-
     import rllm.inference.local.client
     import rllm.models.builtin
     import rllm.trainer.loop
@@ -236,6 +235,8 @@ def main() -> None:
     from rllm.tracking import picture
 
     picture.draw_learning_curve = picture.draw_loss_curve = _write_no_curve
+    gc.collect()
+    gc.freeze()  # children do not look through what they share
     # A shell's background job, as CI may be one, hands on that Ctrl-C is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     print("ready", flush=True)

@@ -313,7 +313,7 @@ class Fleet(ModelClient):
         def free() -> list[Replica]:
             return [each for each in self.replicas if each.is_up and not each.is_leaving]
 
-        if not free():
+        while not (ready := free()):  # who came back may be gone again before this call goes on
             async with self._service:
                 try:
                     await asyncio.wait_for(self._service.wait_for(lambda: bool(free())), self._patience_s)
@@ -322,7 +322,6 @@ class Fleet(ModelClient):
                         f"None of {', '.join(each.url for each in self.replicas)} was in service for "
                         f"{self._patience_s:g} s."
                     ) from error
-        ready = free()
         # Where all are idle the longest idle one is next, so that calls one at a time are shared out, too.
         least = min(ready, key=lambda each: (each.num_tokens, each.last_call))
         if first_choice in ready and first_choice.num_tokens <= 2 * least.num_tokens + num_tokens:
@@ -360,18 +359,21 @@ class Fleet(ModelClient):
                 for old in self._directory.iterdir():
                     if old != newest.directory and (last is None or old != last.directory):
                         shutil.rmtree(old, ignore_errors=True)
-                self._on_disk = newest
-            assert self._on_disk is not None, "it was written"
-            return self._on_disk
+                return newest
+            return last
 
     def _write(self) -> "_Weights":
         assert self._directory is not None, "there are weights to write"
         assert self._write_weights is not None, "there are weights to write"
         with self._changing:
             number, policy_version = self._num_publishes, self._policy_version
+            last = self._on_disk
+            if last is not None and last.number == number:  # by a call that was cancelled meanwhile
+                return last
             target = self._directory / f"publish-{number}"
             self._write_weights(target)
-        return _Weights(number=number, policy_version=policy_version, directory=target)
+            self._on_disk = _Weights(number=number, policy_version=policy_version, directory=target)
+            return self._on_disk
 
     def _out_of_service(self, replica: Replica, error: InferenceError) -> None:
         replica.is_up = False
