@@ -4,6 +4,7 @@ import json
 import random
 import re
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("reasoning_gym")
+if find_spec("reasoning_gym") is None:  # importing it takes long, and every worker of pytest reads this file
+    pytest.skip("the extra `games` is not installed", allow_module_level=True)
 
 from rllm.build.configs import training_config
 from rllm.build.training import build_trainer

@@ -37,7 +37,7 @@ def _values(task: dict[str, Any]) -> tuple[int, ...]:
     return tuple(scope["f"](x) for x in range(-60, 60))
 
 
-@pytest.mark.parametrize("world", [WORLD, REPAIR])
+@pytest.mark.parametrize("world", [WORLD, pytest.param(REPAIR, marks=pytest.mark.slow)])
 def test_splits_share_no_function_and_repeat_none_for_at_least_400_tasks(world: World) -> None:
     tasks = {split: world.tasks(split, 400, num_parts=3) for split in SPLITS}
     functions = {split: {_values(task) for task in tasks[split]} for split in SPLITS}

@@ -3,12 +3,14 @@ reasons.
 """
 
 import random
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("textarena")
+if find_spec("textarena") is None:  # importing it takes long, and every worker of pytest reads this file
+    pytest.skip("the extra `games` is not installed", allow_module_level=True)
 
 from rllm.environments.checks import check_env
 from rllm.environments.games import GameEnv

@@ -49,9 +49,8 @@ small += " task.num_train_tasks=50 warm_start.episodes_per_step=4"
 settings = [word for each in small.split() for word in ("--set", each)]
 Path("chats.jsonl").write_text('{"prompt": "A", "completion": "B"}\\n' * 20)
 for words in (
+    ["train", "frozenlake", *settings, "--output", "run", *MORE],
     ["train", "frozenlake", *settings, "--output", "run"],
-    ["train", "frozenlake", *settings, "--output", "run"],
-    ["train", "frozenlake", *settings, "--output", "two", "--nproc", "2"],
     ["eval", "frozenlake", "--model", "run", "--num-tasks", "4"],
     ["runs", "show", "run", "--episode", "1"],
     ["runs", "replay", "run"],
@@ -65,13 +64,14 @@ for words in (
 """
 
 
+@pytest.mark.parametrize("more", [[], pytest.param(["--nproc", "2"], marks=pytest.mark.slow)])
 def test_a_built_in_world_is_trained_measured_and_replayed_with_the_extra_train_alone(
-    checkout: Path, run_python: RunPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkout: Path, run_python: RunPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
     program = ONLY_LISTED.format(requirements=str(checkout / "requirements" / "demo.txt"))
     (tmp_path / "sitecustomize.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = run_python("-c", COMMANDS, cwd=tmp_path)
+    done = run_python("-c", COMMANDS.replace("MORE", repr(more)), cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    for run in ("run", "two", "imitated"):
+    for run in ("run", "imitated"):
         assert (tmp_path / run / "curve.png").read_bytes().startswith(b"\x89PNG")

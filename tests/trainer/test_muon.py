@@ -97,7 +97,7 @@ class _StopsAt:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("began_with", ["float32", "bfloat16"])
+@pytest.mark.parametrize("began_with", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_run_goes_on_in_the_precision_that_it_began_with(
     letters: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began_with: str
 ) -> None:

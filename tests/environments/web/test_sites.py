@@ -53,7 +53,7 @@ def test_a_task_is_of_its_seed_and_is_either_a_question_a_change_or_infeasible(
     for kind, name in TEMPLATES:
         with subtests.test(kind=kind.name, name=name):
             drawn = tasks_of(kind, name)
-            assert tasks_of(kind, name) == drawn
+            assert tasks_of(kind, name, 5) == drawn[:5]
             assert len({(task.goal, str(books)) for books, task in drawn}) == 40
             for books, task in drawn:
                 asks = bool(task.number or task.choice)
