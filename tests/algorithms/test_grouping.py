@@ -468,3 +468,24 @@ def test_groups_that_tie_teach_nothing_if_and_only_if_an_estimator_compares_atte
             found = _turns(episodes, name, baselines=baselines)
             teaches = any(any(found[f"tied/{number}"]) for number in range(2))
             assert teaches != rule.compares_attempts, name
+
+
+def test_equal_observations_are_one_state_whatever_they_are_made_of() -> None:
+    alike: list[tuple[Any, Any]] = [
+        ({"a": 1, "b": [2]}, {"b": [2], "a": 1}),
+        ({"at": Fraction(1, 2)}, {"at": Fraction(2, 4)}),
+        ({(0, 1): {"x": Fraction(1, 2)}}, {(0, 1): {"x": Fraction(1, 2)}}),
+        ({1: ["a"], "b": ("c",)}, {"b": ["c"], 1: ("a",)}),
+        (np.arange(3_000), np.arange(3_000)),
+    ]
+    for one, other in alike:
+        assert state_of(Step(observation=one)) == state_of(Step(observation=other))
+    states = [state_of(Step(observation=each)) for each, _ in alike]
+    other_middle = np.where(np.arange(3_000) == 1_500, -1, np.arange(3_000))
+    others = [
+        state_of(Step(observation=each)) for each in ({"at": Fraction(1, 3)}, {(0, 2): {}}, other_middle, "x")
+    ]
+    assert len({*states, *others}) == len(states) + len(others)
+    messages = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "up"}]
+    assert "go" in state_of(Step(chat_completions=messages)), "of a program: the message before the answer"
+    assert state_of(Step(chat_completions=messages[:1], prompt_ids=[1, 2])) == "[1, 2]"

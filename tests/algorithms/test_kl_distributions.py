@@ -112,6 +112,17 @@ def test_slopes_are_the_derivatives_by_the_logits(kind: str, scale: float) -> No
     torch.testing.assert_close(slopes_M_V, student_M_V.grad, atol=1e-12, rtol=1e-9)
 
 
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_words_that_both_rule_out_change_no_slope(kind: str) -> None:
+    student, teacher = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, -1.0]])
+    ruled_out = torch.tensor([[-math.inf]])
+    with_more = (torch.cat((each, ruled_out), 1).log_softmax(-1) for each in (student, teacher))
+    slopes = divergence_slopes(*with_more, kind, 0.3)
+    alone = divergence_slopes(student.log_softmax(-1), teacher.log_softmax(-1), kind, 0.3)
+    assert slopes[0, 2] == 0.0
+    torch.testing.assert_close(slopes[:, :2], alone)
+
+
 def test_slopes_of_a_divergence_that_there_is_not_are_refused() -> None:
     with pytest.raises(ConfigError, match="no divergence `hellinger`"):
         divergence_slopes(torch.zeros(1, 2), torch.zeros(1, 2), "hellinger")
