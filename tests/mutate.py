@@ -187,7 +187,7 @@ def changes(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield from _replaced(node, "value", ast.Constant(None), "call left out")
 
 
-_LIMIT = re.compile(r"_?(MAX|MOST)_\w+|_?[A-Z]\w*_S")
+_LIMIT = re.compile(r"_?(MAX|MOST)(_\w+)?|_?[A-Z]\w*_S")
 
 
 def _living(tree: ast.Module) -> Iterator[Any]:

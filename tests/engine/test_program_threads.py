@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rllm.engine.program_threads import _LATE_CLOSES, OutOfTime, ProgramRunner, _future
+from rllm.engine.program_threads import _LATE_CLOSES, OutOfTime, ProgramLoop, ProgramRunner, _future
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bad_tasks import play, program_engine, tasks
@@ -204,3 +204,34 @@ def test_only_closes_that_come_too_late_are_kept_out_of_the_log() -> None:
         (close, None, True),
     ):
         assert bool(_LATE_CLOSES.filter(record(message, error))) is is_kept, (message, error)
+
+
+def test_a_client_that_nobody_closed_has_the_time_to_close_its_connections() -> None:
+    """It does so in the loop that it was used in, when it is collected."""
+    log: list[str] = []
+
+    class Client:
+        def __init__(self) -> None:
+            self.itself = self  # so that only the collector finds it
+            self.loop = asyncio.get_running_loop()
+
+        async def close(self) -> None:
+            try:
+                await asyncio.sleep(0)
+                log.append("closed")
+            except asyncio.CancelledError:
+                log.append("was cancelled")
+                raise
+
+        def __del__(self) -> None:
+            self.loop.create_task(self.close())
+
+    async def program() -> str:
+        Client()
+        return "answer"
+
+    loop = ProgramLoop()
+    assert loop.start(program).ended.result(20).value == "answer"
+    loop.leave()
+    loop.over.result(20)
+    assert log == ["closed"]
