@@ -146,6 +146,7 @@ def test_markup_that_makes_no_call_is_text_and_is_flagged(subtests: pytest.Subte
         (HERMES, "<tool_call>hello</tool_call>", "<tool_call>hello</tool_call>"),
         (HERMES, 'so <tool_call>{"arguments": {}}', 'so <tool_call>{"arguments": {}}'),
         (HERMES, "<tool_call>", "<tool_call>"),
+        (HERMES, '<tool_call>{: 1, "name": "f"}</tool_call>', '<tool_call>{: 1, "name": "f"}</tool_call>'),
         (HERMES, '<tool_call>{"name": ""}</tool_call>', '<tool_call>{"name": ""}</tool_call>'),
         (CODER, "<tool_call>\nweather</tool_call>", "<tool_call>\nweather</tool_call>"),
         (MISTRAL, "[TOOL_CALLS] weather", "[TOOL_CALLS] weather"),
@@ -175,6 +176,14 @@ def test_markup_that_makes_no_call_is_text_and_is_flagged(subtests: pytest.Subte
     ]:
         with subtests.test(tool_format=tool_format, text=text, content=content):
             assert tool_format.parse(text) == ParsedAnswer(content=content, unparsed_markup=True)
+
+
+def test_a_head_that_is_longer_than_any_name_is_text() -> None:
+    long = "x" * 10_000
+    for tool_format in (DEEPSEEK, DEEPSEEK_FENCED, MISTRAL_ARGS):
+        text = WRITTEN[tool_format.name].replace("weather", long)
+        parsed = tool_format.parse(text)
+        assert (parsed.content, parsed.calls, parsed.unparsed_markup) == (text, [], True)
 
 
 def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
