@@ -54,6 +54,7 @@ ROOMS = {
 """Room -> what is mutated. Files and locks are tested by what keeps runs."""
 FURTHER_TESTS = {
     "inference": ("tests/models/test_attention_wishes.py",),
+    "rendering": ("tests/data/test_chat.py",),
     "trainer": (
         "tests/data/test_chat.py",
         "tests/data/test_preferences.py",

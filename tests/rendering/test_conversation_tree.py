@@ -395,6 +395,15 @@ def test_memory_is_bounded_and_what_is_forgotten_begins_anew(toy: Toy) -> None:
         ConversationTree(tree.renderer, max_turns=0)
 
 
+def test_prompts_that_nobody_answered_are_forgotten_too(toy: Toy) -> None:
+    tree, _ = _tree(toy, max_turns=3)
+    starts: list[list[Message]] = [[{"role": "user", "content": f"go {number}"}] for number in range(9)]
+    first = [tree.begin(start) for start in starts]
+    assert len(tree) == 3
+    assert tree.begin(starts[-1]).segment == first[-1].segment, "the same prompt"
+    assert tree.begin(starts[0]).prompt is not first[0].prompt
+
+
 def test_a_thousand_turns_keep_their_ids_once(toy: Toy) -> None:
     tree, tokenizer = _tree(toy)
     messages: list[Message] = []
