@@ -485,7 +485,7 @@ _FATES = st.lists(st.sampled_from(["", "fails", "hangs"]), max_size=4)
     publishes=st.lists(st.integers(0, 30), max_size=3),
 )
 @example(replicas=[["fails", "hangs"]], lengths=[1, 2], publishes=[])  # hangs while it is out of service
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_call_is_answered_once_by_weights_no_older_than_it_whatever_fails_or_hangs(
     models: Path,
     tmp_path: Path,

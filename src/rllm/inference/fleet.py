@@ -316,7 +316,8 @@ class Fleet(ModelClient):
         while not (ready := free()):  # who came back may be gone again before this call goes on
             async with self._service:
                 try:
-                    await asyncio.wait_for(self._service.wait_for(lambda: bool(free())), self._patience_s)
+                    async with asyncio.timeout(self._patience_s):  # `wait_for` may lose a cancellation
+                        await self._service.wait_for(lambda: bool(free()))
                 except TimeoutError as error:
                     raise InferenceError(
                         f"None of {', '.join(each.url for each in self.replicas)} was in service for "
