@@ -70,6 +70,16 @@ def test_the_policy_gradient_is_recognised() -> None:
     assert "differs" in _detail(check_loss(lambda tokens: 2.0 * _clipped(tokens)), "policy gradient")
 
 
+def test_a_loss_is_told_apart_from_what_it_adds_whatever_the_advantages_are() -> None:
+    def without(tokens: TokenInputs) -> Tensor:
+        return tokens.new_M.square()
+
+    assert "play no part" in _detail(check_loss(without), "direction")
+    assert "more likely" in _detail(
+        check_loss(lambda tokens: _clipped(tokens) + without(tokens)), "direction"
+    )
+
+
 class _WrongBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -234,3 +244,13 @@ def test_a_random_estimator_is_refused() -> None:
     rng = np.random.default_rng(0)
     checks = check_estimator(lambda rewards_G: rewards_G + rng.normal(size=len(rewards_G)))
     assert "random draws" in _detail(checks, "contract")
+
+
+def test_whether_a_higher_reward_always_means_more_is_told() -> None:
+    def sometimes(rewards_G: Any) -> Any:
+        centred_G = rewards_G - rewards_G.mean()
+        return centred_G if len(rewards_G) % 2 == 0 else -centred_G
+
+    always = check_estimator(lambda rewards_G: rewards_G - rewards_G.mean())
+    assert "higher advantages" in _detail(always, "direction")
+    assert "not always" in _detail(check_estimator(sometimes), "direction")

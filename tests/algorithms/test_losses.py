@@ -195,6 +195,8 @@ def test_value_measures_are_of_each_token() -> None:
     measures = ValueLoss(clip=0.2).measures(tokens(**VALUES))
     assert measures["value_error"].tolist() == pytest.approx([0.25, 0.0, 1.69, 1.44, 0.81, 0.36])
     assert measures["value_clipped_frac"].tolist() == [0, 1, 1, 0, 0, 1]
+    at_the_bound = tokens(new_values_M=[0.5, 0.0, 0.75], values_M=[0.0, 0.5, 0.0], returns_M=[1.0] * 3)
+    assert ValueLoss(clip=0.5).measures(at_the_bound)["value_clipped_frac"].tolist() == [0, 0, 1]
     assert "value_clipped_frac" not in ValueLoss(clip=0.0).measures(tokens(**VALUES))
 
 
