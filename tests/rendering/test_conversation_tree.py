@@ -395,6 +395,17 @@ def test_memory_is_bounded_and_what_is_forgotten_begins_anew(toy: Toy) -> None:
         ConversationTree(tree.renderer, max_turns=0)
 
 
+def test_an_answer_that_comes_twice_is_kept_once_and_another_one_beside_it(toy: Toy) -> None:
+    tree, _ = _tree(toy)
+    turn = tree.begin([USER])
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said: Message = {"role": "assistant", "content": "Up", "tool_calls": [call]}
+    with_other_id: Message = {**said, "tool_calls": [{**call, "id": "b"}]}
+    for ids, message, num_kept in (([1], said, 2), ([1], said, 2), ([2], said, 3), ([1], with_other_id, 4)):
+        tree.record(turn, ids, message)
+        assert len(tree) == num_kept
+
+
 def test_prompts_that_nobody_answered_are_forgotten_too(toy: Toy) -> None:
     tree, _ = _tree(toy, max_turns=3)
     starts: list[list[Message]] = [[{"role": "user", "content": f"go {number}"}] for number in range(9)]

@@ -407,6 +407,13 @@ def test_a_streamed_answer_amounts_to_the_parsed_one_however_it_is_cut(
     assert _streamed(tool_format, list(text))[0] == parsed
 
 
+def test_a_quote_behind_a_backslash_ends_no_text_wherever_the_answer_is_cut() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": "x\\"}</tool_call>\\\\"}}</tool_call>'
+    whole = ParsedAnswer(content="", calls=[ParsedCall(name="f", arguments='{"a": "x\\"}</tool_call>\\\\"}')])
+    for cut in range(len(text) + 1):
+        assert _streamed(HERMES, [text[:cut], text[cut:]])[0] == whole
+
+
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda each: each.name)
 def test_no_part_of_a_tag_is_ever_emitted_and_arguments_come_as_they_are_written(tool_format: Any) -> None:
     thought = "<|channel|>analysis<|message|>Oslo<|end|>" if tool_format is HARMONY else "<think>Oslo</think>"
