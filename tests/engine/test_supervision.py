@@ -349,3 +349,18 @@ async def test_a_report_shows_so_many_tasks_and_how_many_more_there_are(
         assert f"Thread {threading.current_thread().name}:" in report
     may_end.set()
     await asyncio.gather(*waiting)
+
+
+async def test_whoever_catches_a_stall_goes_on_as_a_task_that_nobody_cancelled() -> None:
+    task, clock = asyncio.current_task(), Clock()
+    assert task is not None
+
+    async def stand_still() -> None:
+        async with ProgressWatchdog(Moving(), limit_s=5.0, clock=clock, check_every_s=0.001):
+            await _later_reads(clock, 1)
+            clock.now_s += 3600.0
+            await asyncio.Event().wait()
+
+    with pytest.raises(StallError):
+        await stand_still()
+    assert task.cancelling() == 0
