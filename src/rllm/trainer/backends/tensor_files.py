@@ -30,6 +30,7 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     "I64": torch.int64,
+    "U8": torch.uint8,
 }
 """As safetensors names them."""
 
