@@ -5,6 +5,7 @@ import io
 import json
 import os
 import resource
+import stat
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from rllm.data.dataset import Dataset
 from rllm.data.downloads import Download, unpack
 from rllm.data.rows import rows_in
 from rllm.data.sources import ArchiveSource, Split, pull
-from rllm.data.unpacking import MIN_BYTES, Allowance, Archive, gunzip
+from rllm.data.unpacking import MIN_BYTES, Allowance, Archive, extract_tar, gunzip
 from rllm.errors import ConfigError
 
 MAX_GROWTH_KB = 700_000
@@ -186,3 +187,64 @@ def test_a_ratio_is_allowed_once_and_then_no_more() -> None:
     for broken in (b"junk", gzip.compress(b"a" * 100)[:-9], b"\x1f\x8b\x08" + b"\xff" * 30):
         with pytest.raises(ConfigError, match=r"a\.gz.*gzip"):
             gunzip(broken, "a.gz")
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname, entry.mode, entry.uid, entry.gid = kind, link, mode, 4321, 4321
+    return entry
+
+
+TARS: dict[str, list[tarfile.TarInfo]] = {
+    "files": [
+        member("a/b"),
+        member("run", mode=0o777),
+        member("c", mode=0o4600),
+        member("d", tarfile.DIRTYPE),
+    ],
+    "an absolute name": [member("/etc/name")],
+    "a name that leads out": [member("../out")],
+    "a name that leads out and in again": [member("a", tarfile.DIRTYPE), member("a/../b")],
+    "a link": [member("a/b"), member("a/link", tarfile.SYMTYPE, "b"), member("hard", tarfile.LNKTYPE, "a/b")],
+    "a link that leads out": [member("link", tarfile.SYMTYPE, "../../out")],
+    "a hard link that leads out": [member("link", tarfile.LNKTYPE, "../out")],
+    "an absolute link": [member("link", tarfile.SYMTYPE, "/etc/passwd")],
+    "a name through a link": [member("up", tarfile.SYMTYPE, "."), member("up/../../out")],
+    "a pipe": [member("pipe", tarfile.FIFOTYPE)],
+    "a device": [member("null", tarfile.CHRTYPE)],
+}
+TAKEN = ("files", "an absolute name", "a name that leads out and in again", "a link")
+
+
+@pytest.mark.parametrize("case", TARS)
+@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python has no filter to compare with")
+def test_a_python_without_filters_takes_and_refuses_what_the_filter_for_data_does(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tarfile.open(tmp_path / "some.tar", "w") as archive:
+        for each in TARS[case]:
+            archive.addfile(each, io.BytesIO())
+    results: list[Any] = []
+    for place in ("with", "without"):
+        folder = tmp_path / place / "folder"
+        with monkeypatch.context() as patch, tarfile.open(tmp_path / "some.tar") as archive:
+            if place == "without":
+                patch.delattr(tarfile, "data_filter")
+            try:
+                extract_tar(archive, folder)
+            except tarfile.TarError:
+                results.append("refused")
+                continue
+        results.append(
+            {
+                str(each.relative_to(folder)): (
+                    each.is_symlink(),
+                    each.is_dir() or stat.S_IMODE(each.lstat().st_mode),
+                    each.lstat().st_uid,
+                )
+                for each in folder.rglob("*")
+            }
+        )
+    assert results[0] == results[1]
+    assert (results[0] != "refused") == (case in TAKEN)
+    assert not (tmp_path / "out").exists()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rllm.data.unpacking import open_tar
+from rllm.data.unpacking import extract_tar, open_tar
 from rllm.errors import ConfigError
 from rllm.files.atomic import StorageErrors, write_atomic
 from rllm.files.home import rllm_home
@@ -100,7 +100,7 @@ def unpack(got: Download) -> Path:
         with StorageErrors(target):
             try:
                 with open_tar(got.path) as archive:
-                    archive.extractall(temporary, filter="data")
+                    extract_tar(archive, temporary)
                 os.rename(temporary, target)
             except tarfile.TarError as error:
                 raise ConfigError(f"{got.path} cannot be unpacked: {error}.") from error

@@ -17,6 +17,7 @@ from typing import Any
 
 from rllm.data.dockerfile import DockerLine
 from rllm.data.image import Image, user_of
+from rllm.data.unpacking import extract_tar
 from rllm.errors import ConfigError
 from rllm.sandbox.launch import is_privileged
 
@@ -75,7 +76,7 @@ class FileCopy:
             elif self.instruction.word == "ADD" and tarfile.is_tarfile(source):
                 place.mkdir(parents=True, exist_ok=True)
                 with tarfile.open(source) as archive:
-                    archive.extractall(place, filter="data")
+                    extract_tar(archive, place)
             else:
                 goal = place / source.name if is_folder else place
                 goal.parent.mkdir(parents=True, exist_ok=True)

@@ -125,7 +125,9 @@ class ServerScorer:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(ask(prompt)) for prompt in prompts]
             return [task.result() for task in tasks]
-        except* (InferenceError, ValueError) as errors:
+        except (
+            ExceptionGroup
+        ) as errors:  # `except*` of Python 3.11.2 would put the first one into a group again
             raise _first_of(errors) from None
         finally:
             await http.close()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rllm.data.swe_rows import ARCHIVES
-from rllm.data.unpacking import open_tar
+from rllm.data.unpacking import extract_tar, open_tar
 from rllm.errors import ConfigError
 
 PYPI = "pypi:"
@@ -182,7 +182,7 @@ def _unpack(archive: Path, tree: Path) -> None:
     unpacked_folder = tree.with_name("unpacked")
     try:
         with open_tar(archive) as members:
-            members.extractall(unpacked_folder, filter="data")
+            extract_tar(members, unpacked_folder)
     except (tarfile.TarError, OSError) as error:
         raise ConfigError(f"{archive} cannot be unpacked: {error}.") from error
     inside = list(unpacked_folder.iterdir())
