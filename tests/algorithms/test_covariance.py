@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rllm.algorithms.context import AlgorithmContext
 from rllm.algorithms.covariance import covariances, drawn_between, largest
 from rllm.algorithms.losses import TokenInputs, policy_loss
-from rllm.algorithms.surrogates import ClippedCovariance, PenalisedCovariance
+from rllm.algorithms.surrogates import ClippedCovariance, PenalisedCovariance, Tapered
 from rllm.config.algorithm import AlgorithmConfig
 from rllm.errors import ConfigError
 from rllm.trainer.update_checks import TASKS, UpdateProbe
@@ -109,6 +109,18 @@ def test_topr_tapers_what_became_unlikely_and_was_bad() -> None:
     assert terms.tolist() == pytest.approx([2.0, np.exp(-0.5) * -2.0, 0.5])
     worse = policy_loss(AlgorithmConfig(loss="topr")).terms(_tokens(advantages_M=-_tokens().advantages_M))
     assert worse.tolist() == pytest.approx([np.exp(-0.5) * -2.0, 2.0, -0.5])
+
+
+def test_topr_counts_as_clipped_what_was_bad_in_a_row_that_became_likelier() -> None:
+    """Row 0 became exp(-0.5) times as likely, row 1 exp(1) times."""
+    surrogate = Tapered()
+    assert surrogate.clipped_M(_tokens()).tolist() == [False, False, False]
+    worse = _tokens(advantages_M=-_tokens().advantages_M)
+    assert surrogate.clipped_M(worse).tolist() == [False, False, True]
+
+
+def test_a_covariance_on_a_bound_is_not_drawn() -> None:
+    assert drawn_between(np.array([1.0, 2.0, 3.0]), 1.0, 1.0, 3.0, 0).tolist() == [1]
 
 
 @pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])

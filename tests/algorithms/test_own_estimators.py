@@ -35,6 +35,13 @@ def one_short(attempts):
 def ragged(rewards_G, context):
     return [np.ones(2)] * len(rewards_G)
 
+def half_finite(attempts):
+    return [np.array([1.0, np.nan])[: each.num_turns] for each in attempts]
+
+def alone(attempts):
+    assert all(len(each.returns_K) == len(each.turn_rewards_K) == each.num_turns == 1 for each in attempts)
+    return [float(each.returns_K[0]) for each in attempts]
+
 def nothing(attempts):
     return None
 
@@ -87,8 +94,13 @@ def test_ones_own_estimator_may_credit_turns_and_tokens(seeing: str) -> None:
         _advantages_by(f"{seeing}:tokens", credit="turn")
 
 
+def test_where_turns_are_credited_each_is_an_attempt_of_one_turn(seeing: str) -> None:
+    found = _advantages_by(f"{seeing}:alone", credit="turn")
+    assert {uid: len(turns) for uid, turns in found.items()} == {"first": 2, "second": 1}
+
+
 def test_what_is_none_of_the_three_forms_is_refused(seeing: str) -> None:
-    for name in ("one_short", "ragged", "nothing"):
+    for name in ("half_finite", "one_short", "ragged", "nothing"):
         with pytest.raises(ConfigError, match=rf"seeing.py:{name} .*finite"):
             _advantages_by(f"{seeing}:{name}")
     with pytest.raises(ConfigError, match=r"three .*\(attempts, context\)"):

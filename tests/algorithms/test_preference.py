@@ -158,6 +158,15 @@ def test_kto_is_the_mean_of_what_its_paper_writes(rows: list[tuple[int, Answer]]
     assert total(KTO, tokens).item() == pytest.approx(expected, rel=1e-10, abs=1e-10)
 
 
+def test_kto_measures_how_far_an_answer_is_on_its_side_of_the_reference_point() -> None:
+    """Log-ratios 1.5 and 0.2 around the point 0.8, by hand."""
+    rows: list[Any] = [(0, 1, [(-1.0, -2.5)]), (1, -1, [(-1.0, -1.2)]), (2, 1, [(-1.0, -1.2)])]
+    tokens = inputs(rows, KTO)
+    measures = KTO.measures(tokens)
+    assert measures["margin"].tolist() == pytest.approx([0.3 * 0.7, 0.3 * 0.6, -0.3 * 0.6])
+    assert measures["accuracy"].tolist() == [1.0, 1.0, 0.0]
+
+
 @pytest.mark.parametrize("loss", [*LOSSES, KTO], ids=str)
 @few
 @given(pairs=pairs_of)

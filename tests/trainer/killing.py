@@ -252,7 +252,8 @@ def main() -> None:
                 traceback.print_exc()
                 os._exit(1)
         _, status = os.waitpid(child, 0)
-        if status and "die_at_new_place" not in line:  # else the child has said so itself
+        was_killed = status & 0x7F  # a child that dies at a new place has said so itself
+        if status and not (was_killed and "die_at_new_place" in line):
             print(json.dumps({"signal": status & 0x7F, "code": status >> 8}), flush=True)
 
 
