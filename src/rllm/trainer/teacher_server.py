@@ -125,9 +125,8 @@ class ServerScorer:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(ask(prompt)) for prompt in prompts]
             return [task.result() for task in tasks]
-        except (
-            ExceptionGroup
-        ) as errors:  # `except*` of Python 3.11.2 would put the first one into a group again
+        # Python 3.11.2 puts what `except*` raises into a group again.
+        except ExceptionGroup as errors:
             raise _first_of(errors) from None
         finally:
             await http.close()
