@@ -105,8 +105,8 @@ def adamw_step(
 class NF4Weight(Tensor):
     """A frozen matrix in 4 bits that computes as one of `dtype`; nothing can be written to it.
 
-    Every operation gets the matrix that it stands for, but those that make no number: a copy elsewhere, its
-    transpose, itself without a gradient.
+    Every operation gets the matrix that it stands for, but those that compute nothing: its transpose, and
+    itself without a gradient.
     """
 
     codes: Tensor

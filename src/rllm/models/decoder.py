@@ -94,6 +94,21 @@ class DecoderShape:
     out_bias: bool
     qk_norm: bool
 
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """(outputs, inputs) of each linear layer of a block, by its Hugging Face name."""
+        width, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {
+            "q_proj": (queries, width),
+            "k_proj": (keys, width),
+            "v_proj": (keys, width),
+            "o_proj": (width, queries),
+            "gate_proj": (inner, width),
+            "up_proj": (inner, width),
+            "down_proj": (width, inner),
+        }
+
     def part(self, num_parts: int) -> "DecoderShape":
         """The share of a layer that each of so many processes computes: some of its heads and columns.
 

@@ -198,25 +198,14 @@ def twin_of(model: nn.Module) -> Any:
 def _projections(model: Decoder) -> nn.Module:
     """Linear layers of the sizes of all blocks' by their Hugging Face names. Their weights take no memory:
     the decoder has its own."""
-    shape, root = model.shape, nn.Module()
-    width, inner = shape.hidden_size, shape.intermediate_size
-    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    sizes = {
-        "self_attn.q_proj": (queries, width),
-        "self_attn.k_proj": (keys, width),
-        "self_attn.v_proj": (keys, width),
-        "self_attn.o_proj": (width, queries),
-        "mlp.gate_proj": (inner, width),
-        "mlp.up_proj": (inner, width),
-        "mlp.down_proj": (width, inner),
-    }
+    root, sizes = nn.Module(), model.shape.projections
     one = model.embed.weight.new_zeros(())
     for index, _ in enumerate(model.blocks):
         for name in chain(*STORED):
             path, _, leaf = f"model.layers.{index}.{name}".rpartition(".")
             with torch.device("meta"):
-                layer = nn.Linear(*reversed(sizes[name]), bias=False)
-            layer.weight = nn.Parameter(one.expand(sizes[name]), requires_grad=False)
+                layer = nn.Linear(*reversed(sizes[leaf]), bias=False)
+            layer.weight = nn.Parameter(one.expand(sizes[leaf]), requires_grad=False)
             _submodule(root, path).add_module(leaf, layer)
     return root
 

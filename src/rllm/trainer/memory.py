@@ -386,17 +386,7 @@ def matrix_parameters(shape: "DecoderShape") -> int:
 def lora_matrices(shape: "DecoderShape", rank: int, targets: frozenset[str]) -> list[int]:
     """Parameters in each matrix of an adapter: A and B of every target in every layer (Hu et al. 2021,
     arXiv:2106.09685, section 4.1)."""
-    width, inner = shape.hidden_size, shape.intermediate_size
-    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    ends = {
-        "q_proj": (width, queries),
-        "k_proj": (width, keys),
-        "v_proj": (width, keys),
-        "o_proj": (queries, width),
-        "gate_proj": (width, inner),
-        "up_proj": (width, inner),
-        "down_proj": (inner, width),
-    }
+    ends = shape.projections
     return [rank * end for target in sorted(targets) for end in ends[target]] * shape.num_layers
 
 

@@ -32,7 +32,7 @@ HALF = (torch.bfloat16, torch.float16)
 ADAM_EPS = 1e-8
 """Torch's own."""
 LEAST_IN_8_BITS = 4096
-"""The number of entries of the smallest matrix whose moments have 8 bits."""
+"""The number of entries of the smallest matrix whose moments have 8 bits, as in bitsandbytes."""
 
 
 class MasterWeights:
@@ -192,16 +192,10 @@ class AdamW:
             )
 
 
-class AdamW8bit:
+class AdamW8bit(AdamW):
     """AdamW whose moments have 8 bits each, by bitsandbytes' kernel."""
 
     kernel = "AdamW with moments in 8 bits"
-
-    def __init__(self, weights: Iterable[Tensor], *, betas: tuple[float, float], weight_decay: float) -> None:
-        self.weights = list(weights)
-        self.state: dict[Tensor, dict[str, Tensor]] = {}
-        self._betas = betas
-        self._weight_decay = weight_decay
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -315,8 +309,8 @@ class Optimizers:
 
 
 def in_8_bits_of(weights: Mapping[str, Tensor], matrices: Collection[str]) -> frozenset[str]:
-    """Names of the weights whose moments have 8 bits: in embeddings they diverge, and small tensors save
-    nothing (sections 2.3 and 3 of the paper, which has the same limit)."""
+    """Names of the weights whose moments have 8 bits: those of embeddings, which the paper found unstable,
+    have 32, and so have those of small tensors, where nothing is saved."""
     return frozenset(
         key for key, each in weights.items() if key in matrices and each.numel() >= LEAST_IN_8_BITS
     )
