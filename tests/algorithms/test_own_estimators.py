@@ -95,8 +95,8 @@ def test_ones_own_estimator_may_credit_turns_and_tokens(seeing: str) -> None:
 
 
 def test_where_turns_are_credited_each_is_an_attempt_of_one_turn(seeing: str) -> None:
-    found = _advantages_by(f"{seeing}:alone", credit="turn")
-    assert {uid: len(turns) for uid, turns in found.items()} == {"first": 2, "second": 1}
+    advantages = _advantages_by(f"{seeing}:alone", credit="turn")
+    assert {uid: len(turns) for uid, turns in advantages.items()} == {"first": 2, "second": 1}
 
 
 def test_what_is_none_of_the_three_forms_is_refused(seeing: str) -> None:

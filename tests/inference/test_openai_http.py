@@ -144,13 +144,13 @@ def test_why_a_server_cannot_be_reached_is_told_without_speaking_of_ssl() -> Non
 
 
 async def test_a_fact_is_asked_for_once_by_all_that_wait_and_again_after_a_failure() -> None:
-    asked: list[int] = []
+    calls: list[int] = []
     may_answer = asyncio.Event()
 
     async def ask() -> int:
-        asked.append(len(asked))
+        calls.append(len(calls))
         await may_answer.wait()
-        if len(asked) == 1:
+        if len(calls) == 1:
             raise InferenceError("away")
         return 7
 
@@ -162,5 +162,5 @@ async def test_a_fact_is_asked_for_once_by_all_that_wait_and_again_after_a_failu
     may_answer.set()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(each) for each in outcomes] == [asyncio.CancelledError, InferenceError, InferenceError]
-    assert (len(asked), fact.found) == (1, None)
-    assert [await fact(), await fact(), fact.found, len(asked)] == [7, 7, 7, 2]
+    assert (len(calls), fact.found) == (1, None)
+    assert [await fact(), await fact(), fact.found, len(calls)] == [7, 7, 7, 2]

@@ -25,21 +25,21 @@ class Server:
         self.known = VLLMServerFacts(**{"model": "policy", "max_context": 10, "version": (0, 12)} | facts)
         self.replies: dict[str, Any] = {}
         self.chunks: list[dict[str, Any]] = []
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
         self.bodies: list[dict[str, Any]] = []
 
     async def facts(self, model: str) -> VLLMServerFacts:
         return self.known
 
     async def tell(self, path: str, body: dict[str, Any], needs: str = "") -> Any:
-        self.told.append((path, body))
+        self.requests.append((path, body))
         reply = self.replies.get(path, {"success": True})
         if isinstance(reply, Exception):
             raise reply
         return reply
 
     async def tokenize(self, body: dict[str, Any]) -> Any:
-        self.told.append(("/tokenize", body))
+        self.requests.append(("/tokenize", body))
         return self.replies.get("/tokenize")
 
     async def complete(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -50,7 +50,7 @@ class Server:
 
     @property
     def paths(self) -> list[str]:
-        return [path for path, _ in self.told]
+        return [path for path, _ in self.requests]
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +88,8 @@ async def test_vllm_is_paused_given_weights_and_let_go_on(
         "/update_weight_version",
         "/resume",
     ]
-    assert server.told[1][1]["kwargs"] == {"weights_path": str(model_dir.resolve())}
-    assert dict(server.told)["/update_weight_version"] == {"new_version": "7"}
+    assert server.requests[1][1]["kwargs"] == {"weights_path": str(model_dir.resolve())}
+    assert dict(server.requests)["/update_weight_version"] == {"new_version": "7"}
     assert client.policy_version == 7
 
 
@@ -101,7 +101,7 @@ async def test_sglang_is_paused_given_weights_and_let_go_on(
     client = client_of(server, tokenizer, at_publish=at_publish)
     await client.update_weights(model_dir, 7)
     keeps = at_publish == "keep"
-    assert server.told == [
+    assert server.requests == [
         ("/pause_generation", {"mode": "in_place" if keeps else "retract"}),
         (
             "/update_weights_from_disk",
@@ -142,22 +142,22 @@ async def test_two_adapters_are_kept_and_the_last_one_answers(
     names: list[str] = []
     for version in (1, 2, 3):
         await client.load_adapter(tmp_path, version)
-        _, body = next(each for each in reversed(server.told) if each[0] == "/v1/load_lora_adapter")
+        _, body = next(each for each in reversed(server.requests) if each[0] == "/v1/load_lora_adapter")
         assert body["lora_path"] == str(tmp_path.resolve())
         assert body["lora_name"].startswith(f"adapter-{version}-")
         names.append(body["lora_name"])
         assert client.policy_version == version
     assert server.paths == ["/v1/load_lora_adapter"] * 3 + ["/v1/unload_lora_adapter"]
-    assert server.told[-1][1] == {"lora_name": names[0]}
+    assert server.requests[-1][1] == {"lora_name": names[0]}
     server.chunks = [chunk([5])]
     await client.generate_ids([1], SamplingParams(max_tokens=1))
     assert server.bodies[0]["model"] == names[2]
     server.replies["/v1/unload_lora_adapter"] = ConfigError("it began anew")
-    server.told.clear()
+    server.requests.clear()
     await client.unload_adapters()
-    assert [body["lora_name"] for _, body in server.told] == names[1:]
+    assert [body["lora_name"] for _, body in server.requests] == names[1:]
     await client.unload_adapters()
-    assert len(server.told) == 2, "once each"
+    assert len(server.requests) == 2, "once each"
     with pytest.raises(ConfigError, match="SGLang"):
         await client_of(Server(engine="sglang"), tokenizer).load_adapter(tmp_path, 1)
 
@@ -239,11 +239,11 @@ async def test_what_the_server_had_read_before_and_the_best_tokens_are_told(
 ) -> None:
     server = Server()
     client = client_of(server, tokenizer)
-    told = chunk([8], usage={"prompt_tokens_details": {"cached_tokens": 2}})
-    told["choices"][0]["logprobs"]["top_logprobs"] = [
+    last_chunk = chunk([8], usage={"prompt_tokens_details": {"cached_tokens": 2}})
+    last_chunk["choices"][0]["logprobs"]["top_logprobs"] = [
         {"token_id:5": -3.0, "token_id:8": -0.5, "word": -0.1, "token_id:6": -2.0}
     ]
-    server.chunks = [told]
+    server.chunks = [last_chunk]
     output = await client.generate_ids([1, 2], SamplingParams(max_tokens=1, top_logprobs=2))
     assert output.usage == {"prompt_tokens": 2, "completion_tokens": 1, "cached_tokens": 2}
     assert output.top_logprobs == [[(8, -0.5), (6, -2.0)]]
@@ -284,7 +284,7 @@ async def test_scores_are_those_of_the_ids_that_were_sent(tokenizer: HuggingFace
     sglang.replies["/generate"] = {"meta_info": {"input_token_logprobs": rows}}
     client = client_of(sglang, tokenizer)
     assert await client.score([5, 6, 7], 2) == [-2.0]
-    body = dict(sglang.told)["/generate"]
+    body = dict(sglang.requests)["/generate"]
     assert (body["input_ids"], body["return_logprob"], body["logprob_start_len"]) == ([5, 6, 7], True, 0)
     assert body["sampling_params"] == {"max_new_tokens": 1, "temperature": 1.0}
     with pytest.raises(InferenceError, match="`return_logprob`"):
@@ -297,7 +297,7 @@ async def test_a_server_of_another_tokenizer_is_refused_and_one_that_does_not_te
     server = Server()
     client = client_of(server, tokenizer)
     await client.require_tokenizer()
-    (_, body) = server.told[0]
+    (_, body) = server.requests[0]
     assert body["add_special_tokens"] is False
     server.replies["/tokenize"] = tokenizer.encode(body["prompt"])
     await client.require_tokenizer()

@@ -130,8 +130,8 @@ def test_of_too_many_beginnings_the_oldest_is_forgotten() -> None:
         messages = [of("user", str(number))]
         index.add_prompt(messages, message_digests(messages), conversation)
         assert len(index) == min(number + 1, 2)
-    found = [find(index, of("user", str(number))) for number in range(3)]
-    assert found == [None, *conversations[1:]]
+    matches = [find(index, of("user", str(number))) for number in range(3)]
+    assert matches == [None, *conversations[1:]]
     for number in range(3):
         index.add_answer(b"other", of("assistant", str(number)), conversations[0])
     assert len(index) == 2

@@ -200,8 +200,8 @@ def test_what_rows_behind_a_prompt_share_is_counted_once() -> None:
 
 
 def test_sizes_are_told_as_people_read_them() -> None:
-    told = [readable(each) for each in (999_949, 20_000_000, 999_000_000, 10**9, 1_250_000_000_000)]
-    assert told == ["1.0 MB", "20.0 MB", "999.0 MB", "1.0 GB", "1,250.0 GB"]
+    texts = [readable(each) for each in (999_949, 20_000_000, 999_000_000, 10**9, 1_250_000_000_000)]
+    assert texts == ["1.0 MB", "20.0 MB", "999.0 MB", "1.0 GB", "1,250.0 GB"]
 
 
 def test_the_cache_is_as_large_as_the_sampler_makes_it() -> None:

@@ -90,7 +90,7 @@ def test_three_steps_are_those_of_the_torch_backend(
         assert ours_then.keys() == theirs_then.keys() == start.keys()
         gaps = torch.cat([(ours_then[name] - theirs_then[name]).flatten() for name in start])
         moved = torch.cat([(ours_then[name] - start[name]).flatten() for name in start])
-        assert gaps.abs().max() < 1e-4
+        assert gaps.abs().max() < 5e-5
         assert gaps.norm() < 1e-3 * moved.norm()
     for our_step, their_step in zip(ours, theirs, strict=True):
         assert our_step.keys() == their_step.keys()

@@ -52,9 +52,9 @@ def fill(cache: KVCache, slot: Slot, ids: Sequence[int]) -> None:
 
 def held(slot: Slot) -> list[int]:
     """What attention sees of it, by its keys, which its values agree with."""
-    shown = slot.shelf.bias[slot.row, 0] == 0.0
-    keys = slot.shelf.keys[0, slot.row, 1][shown][:, 0]
-    assert torch.equal(keys, -slot.shelf.values[1, slot.row, 0][shown][:, 0])
+    is_open = slot.shelf.bias[slot.row, 0] == 0.0
+    keys = slot.shelf.keys[0, slot.row, 1][is_open][:, 0]
+    assert torch.equal(keys, -slot.shelf.values[1, slot.row, 0][is_open][:, 0])
     return keys.int().tolist()
 
 

@@ -46,14 +46,16 @@ async def test_a_wave_leaves_when_every_attempt_waits_and_never_without_one(
 async def test_pieces_and_answers_are_those_of_the_engine(endless: LoadedModel, serve: Serve) -> None:
     client = serve(endless)
     client.publish(4)
-    heard: list[int] = []
+    streamed_ids: list[int] = []
     with Waves({"p": client}).member() as clients:
         mine = clients["p"]
         assert (mine.policy_version, mine.max_context) == (4, client.max_context)
-        output = await mine.generate_ids([5], SHORT, on_piece=lambda piece: heard.extend(piece.token_ids))
+        output = await mine.generate_ids(
+            [5], SHORT, on_piece=lambda piece: streamed_ids.extend(piece.token_ids)
+        )
         assert await mine.can_follow('start: "a"')
         await mine.close()
-    assert heard == output.completion_ids
+    assert streamed_ids == output.completion_ids
     assert output.policy_versions == [4] * 3
     assert len((await client.generate_ids([5], SHORT)).completion_ids) == 3, "the engine is open as before"
 
