@@ -76,12 +76,16 @@ class TinkerBackend:
         if not candidates:  # the weights stay, and so does the version
             return {"grad_norm": 0.0, "skipped_updates": 0.0, "loss": 0.0}
         # Rows without a gradient need not be sent. They count in the weights of all others; where there are
-        # no others, one of them makes the step along a gradient of 0 that the update is.
-        rows = [each for each in candidates if has_gradient(each[0], loss)] or candidates[:1]
+        # no others, one of them makes the step along a gradient of 0 that the update is, and its measures are
+        # not those of the update.
+        with_gradient = [each for each in candidates if has_gradient(each[0], loss)]
+        rows = with_gradient or candidates[:1]
         arrays = update_arrays(rows, theirs, row_means=row_means)
         inputs = [(_inputs(sample), columns) for (sample, _), columns in zip(rows, arrays, strict=True)]
         logprobs = self.service.forward_backward(inputs, theirs)
         metrics = self._metrics(rows, logprobs, loss)
+        if not with_gradient:
+            metrics = {"loss": metrics["loss"]}
         answer = self.service.optim_step(learning_rate, self.config)
         self.policy_version += 1
         if norms := [value for name, value in answer.items() if name.endswith("/grad_norm")]:

@@ -54,15 +54,16 @@ class _Updates:
         rows = _rows(samples, weights)
         if not rows:  # nothing is trained on: the weights stay, and so does the version
             return {"grad_norm": 0.0, "skipped_updates": 0.0, "loss": 0.0}
-        # Rows without a gradient are not computed; where there are no others, one gives a gradient of 0.
-        computed = [row for row in rows if has_gradient(row.sample, loss)] or rows[:1]
+        # Rows without a gradient are not computed; where there are no others, one gives a gradient of 0, and
+        # its measures are not those of the update.
+        with_gradient = [row for row in rows if has_gradient(row.sample, loss)]
         total, norm, reports = self._worker.step(
-            computed,
+            with_gradient or rows[:1],
             lambda *outputs: self._terms(loss, samples, *outputs),
             learning_rate,
             with_entropy=loss.needs_entropy,
         )
-        metrics = _means(reports)
+        metrics = _means(reports) if with_gradient else {}
         if not (math.isfinite(total) and math.isfinite(norm)):
             self._refuse(total, norm, [each for report in reports for each in report["bad"]])
             return {"grad_norm": 0.0, "skipped_updates": 1.0, "loss": 0.0}
