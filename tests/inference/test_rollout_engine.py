@@ -48,6 +48,24 @@ class MessagesOnly:
         self.num_closed += 1
 
 
+class Named(MessagesOnly):
+    """A server that names its answers as others do."""
+
+    async def respond(self, messages: Sequence[Message], sampling: SamplingParams) -> ModelOutput:
+        output = await super().respond(messages, sampling)
+        output.completion_id = "call-2"
+        return output
+
+
+async def test_answers_of_servers_that_name_them_alike_are_told_apart() -> None:
+    engine = RolloutEngine(
+        {"solver": Named(), "judge": Named()}, roles={"judge": RoleSettings(policy="judge")}
+    )
+    outputs = [await engine.get_model_response(QUESTION, role=role) for role in ("solver", "judge", "solver")]
+    assert len({each.completion_id for each in outputs}) == 3
+    assert outputs[0].completion_id == "call-2", "the name that the server gave is kept where it is free"
+
+
 # ---- prompts ---------------------------------------------------------------------------------------------
 
 

@@ -87,6 +87,8 @@ class RolloutEngine:
         self.patience = patience or CallPatience()
         self.calls: list[RecordedCall] = []
         """Every answer, in the order of arrival."""
+        self._names = set[str]()
+        """The `completion_id` of each."""
         self.num_retries = 0
         """Calls that were asked again."""
         self.waits_for = ""
@@ -174,7 +176,7 @@ class RolloutEngine:
             self.waits_for = "model" if self._asking else ""
         self._failed.pop(branch_request.digest, None)
         self._branches.record(branch_request, conversation, as_it_may_come_back(output))
-        output.completion_id = output.completion_id or f"call-{len(self.calls) + 1}"
+        output.completion_id = self._own_name(output.completion_id)
         call = RecordedCall(role=role or "", policy=policy, messages=request_messages, output=output)
         self.calls.append(call)
         self._on_answer(call)
@@ -183,6 +185,15 @@ class RolloutEngine:
         conversation.first_prompt_tokens = meter.first_prompt_tokens
         conversation.known_tokens = meter.known_tokens
         return output
+
+    def _own_name(self, name: str) -> str:
+        """`name`, or another where it is empty or that of an earlier answer: servers that know nothing of
+        each other may count from 1, and steps are told apart by it."""
+        number = len(self.calls) + 1
+        while not name or name in self._names:
+            name, number = f"call-{number}", number + 1
+        self._names.add(name)
+        return name
 
     async def enforces(self, schema: Mapping[str, Any], *, role: str | None = None) -> bool:
         """Whether the model of a role samples answers by a JSON schema: its engine follows grammars, and can
