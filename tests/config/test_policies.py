@@ -50,6 +50,7 @@ def test_what_a_run_writes_down_is_what_it_loads_again() -> None:
         "lora_rank": -1,
         "lora_alpha": 0.0,
         "lora_targets": [],
+        "servers": [],
     }
     assert load_config(written) == config
     assert load_config(config, ["roles.solver.max_tokens=3"]).role("solver").max_tokens == 3

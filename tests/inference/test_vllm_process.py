@@ -3,9 +3,11 @@
 import dataclasses
 import itertools
 import os
+import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-from rllm.inference.vllm_process import ServerSettings
+from rllm.inference.vllm_process import ServerSettings, start_replicas
 
 SETTINGS = ServerSettings(
     python="python",
@@ -40,3 +42,37 @@ def test_a_server_on_a_gpu_has_the_one_of_its_number_and_one_on_a_cpu_has_its_ow
     for each in (on_cpu, on_gpu):
         assert (each["VLLM_SERVER_DEV_MODE"], each["HF_HUB_OFFLINE"]) == ("1", "1")
         assert each["PATH"] == os.environ["PATH"]
+
+
+HEALTHY = f"""#!{sys.executable}
+import http.server, os, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+print("on GPU", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+async def test_replicas_of_a_second_policy_have_other_gpus_than_those_of_the_first(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(HEALTHY)
+    python.chmod(0o755)
+    settings = dataclasses.replace(SETTINGS, python=str(python), device="cuda")
+    async with AsyncExitStack() as servers:
+        for place, policy in enumerate(("solver", "judge")):
+            await start_replicas(settings, 2, tmp_path / policy, servers, first_gpu=2 * place)
+    logs = {log.parent.name + "/" + log.stem: log.read_text() for log in tmp_path.glob("*/*.log")}
+    assert logs == {
+        "solver/replica-0": "on GPU 0\n",
+        "solver/replica-1": "on GPU 1\n",
+        "judge/replica-0": "on GPU 2\n",
+        "judge/replica-1": "on GPU 3\n",
+    }

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
 from policy_server import PolicyServer
 
 STEPS = 4
-SERVED = {"engine": "vllm", "lockstep": False, "servers": ["http://127.0.0.1:1/v1"]}
+FIRST, SECOND = "http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"
+SERVED = {"engine": "vllm", "lockstep": False, "servers": [FIRST]}
 Edit = Callable[[str, Any], Any]
 
 
@@ -137,6 +138,85 @@ def test_an_asynchronous_run_on_servers_keeps_its_bound(
     assert max(line["staleness_max"] for line in _lines(tmp_path / "run")) in (1, 2)
     assert all(0.0 <= line["sampler_idle"] < 1.0 for line in _lines(tmp_path / "run"))
     assert replay(letters.make_trainer(tmp_path / "run", changes)).is_identical
+
+
+def _on_pairs(solvers: list[PolicyServer], judges: list[PolicyServer], **more: Any) -> dict[str, Any]:
+    policies = {"solver": {"servers": [each.url for each in solvers]}}
+    policies["judge"] = {"servers": [each.url for each in judges]}
+    return {"policies": policies, "inference": {"engine": "vllm"}, **more}
+
+
+def test_each_policy_is_sampled_by_servers_of_its_own(
+    letters: ModuleType, servers: list[PolicyServer], foreign_weights: Path, tmp_path: Path
+) -> None:
+    with PolicyServer(foreign_weights) as judge:
+        changes = _on_pairs(servers, [judge])
+        letters.make_pair_trainer(tmp_path / "servers", changes).train()
+        letters.make_pair_trainer(tmp_path / "local").train()
+        assert _pair_tokens(tmp_path / "servers") == _pair_tokens(tmp_path / "local")
+        last = _lines(tmp_path / "servers")[-1]
+        for name, its in (("solver", servers), ("judge", [judge])):
+            assert last[f"policy.{name}.canary_gap"] < 1e-4
+            assert {each.versions[-1] for each in its} == {str(last[f"policy.{name}.policy_version"])}
+            assert min(each.num_answered for each in its) > 10
+        assert replay(letters.make_pair_trainer(tmp_path / "servers", changes)).is_identical
+
+
+def _pair_tokens(run: Path) -> list[Any]:
+    return sorted(
+        (episode.task_id, episode.rollout_idx, [each.steps[0].response_ids for each in episode.trajectories])
+        for episode in _episodes(run)
+    )
+
+
+def test_policies_go_on_with_servers_at_other_addresses(
+    letters: ModuleType, servers: list[PolicyServer], foreign_weights: Path, tmp_path: Path
+) -> None:
+    solver, judge = servers
+    with pytest.raises(OSError, match="gone"):
+        letters.make_pair_trainer(tmp_path / "run", _on_pairs([solver], [judge]), tracker=Stopping()).train()
+    with PolicyServer(foreign_weights) as other:
+        letters.make_pair_trainer(tmp_path / "run", _on_pairs([judge], [other])).train()
+    assert [line["step"] for line in _lines(tmp_path / "run")] == list(range(STEPS))
+
+
+FROZEN = {"judge": {"trainable": False}}
+
+
+def test_servers_of_a_frozen_policy_get_its_weights_once(
+    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path
+) -> None:
+    solver, judge = servers
+    changes = _on_pairs([solver], [judge])
+    changes["policies"]["judge"]["trainable"] = False
+    letters.make_pair_trainer(tmp_path / "servers", changes).train()
+    letters.make_pair_trainer(tmp_path / "local", {"policies": FROZEN}).train()
+    assert _pair_tokens(tmp_path / "servers") == _pair_tokens(tmp_path / "local")
+    assert judge.versions == ["0"]
+
+
+def test_a_server_that_is_no_frozen_policy_ends_the_run_before_its_first_episode(
+    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path
+) -> None:
+    solver, judge = servers
+    judge.ignores_weights = True
+    changes = _on_pairs([solver], [judge])
+    changes["policies"]["judge"]["trainable"] = False
+    with pytest.raises(CanaryError, match=rf"policies\.judge\.servers.*{judge.url}"):
+        letters.make_pair_trainer(tmp_path / "run", changes).train()
+    assert not (tmp_path / "run" / "store.sqlite").exists()
+
+
+@pytest.mark.parametrize("other", [f"{FIRST}/", FIRST.replace("127.0.0.1", "localhost")])
+def test_one_server_is_no_server_of_two_policies_nor_twice_of_one(
+    letters: ModuleType, tmp_path: Path, other: str
+) -> None:
+    policies = {"solver": {"servers": [SECOND, FIRST]}, "judge": {"servers": [other]}}
+    changes: dict[str, Any] = {"policies": policies, "inference": {"engine": "vllm"}}
+    with pytest.raises(ConfigError, match=rf"policies\.solver\.servers.*policies\.judge\.servers.*{other}"):
+        letters.make_pair_trainer(tmp_path / "run", changes).train()
+    with pytest.raises(ConfigError, match=rf"inference\.servers.*twice.*{FIRST}, {other}"):
+        letters.make_trainer(tmp_path / "run", {"inference": {**SERVED, "servers": [FIRST, other]}}).train()
 
 
 class Stopping:
@@ -265,6 +345,11 @@ def test_a_server_of_another_model_or_none_is_refused_by_the_key_that_names_it(
         letters.make_trainer(tmp_path / "run", _on(servers)).train()
 
 
+def _of_two(one: list[str], two: list[str], **inference: Any) -> dict[str, Any]:
+    policies = {"one": {"servers": one}, "two": {"servers": two}}
+    return {"policies": policies, "inference": inference or {"engine": "vllm", "lockstep": False}}
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -288,7 +373,14 @@ def test_a_server_of_another_model_or_none_is_refused_by_the_key_that_names_it(
         ({"inference": {"engine": "vllm", "lockstep": False, "replicas": 1}}, "inference.server_python"),
         ({"inference": {"engine": "vllm", "servers": ["http://127.0.0.1:1/v1"]}}, "inference.lockstep"),
         ({"cluster": {"kind": "ray"}}, "cluster.kind"),
-        ({"policies": {"one": {}, "two": {}}}, "2 policies"),
+        ({"policies": {"one": {}, "two": {}}}, r"2 policies.*policies\.one\.servers"),
+        (_of_two([FIRST], []), r"policies\.two\.servers"),
+        ({"policies": {"one": {"servers": [FIRST]}}}, r"inference\.servers.*policies\.one\.servers"),
+        (_of_two([FIRST], [SECOND], engine="local"), r"policies\.one\.servers.*inference\.engine"),
+        (
+            _of_two([FIRST], [SECOND], engine="vllm", lockstep=False, replicas=1, server_python="python"),
+            r"inference\.replicas.*policies\.one\.servers",
+        ),
     ],
 )
 def test_what_servers_cannot_do_is_refused_by_name(changes: dict[str, Any], key: str) -> None:

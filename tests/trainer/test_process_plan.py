@@ -55,6 +55,8 @@ def test_a_cluster_has_workers_and_a_head_whose_ports_are_those_of_its_address()
 def test_servers_that_the_run_starts_are_among_its_processes() -> None:
     fleet = {"engine": "vllm", "lockstep": False, "replicas": 2, "server_python": "python3"}
     assert planned({"inference": fleet})["vLLM server"] == (2, 0, "a free port of 127.0.0.1")
+    two = {"inference": fleet, "policies": {"solver": {}, "judge": {"trainable": False}}}
+    assert planned(two)["vLLM server"] == (4, 0, "a free port of 127.0.0.1"), "each policy has its own"
 
 
 @pytest.mark.parametrize(

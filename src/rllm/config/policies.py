@@ -56,6 +56,8 @@ class PolicyConfig:
     """As `lora.alpha`, which 0 takes."""
     lora_targets: list[str] = field(default_factory=list[str])
     """As `lora.targets`, which it is where empty."""
+    servers: list[str] = field(default_factory=list[str])
+    """As `inference.servers`, in a run with several policies: the servers that sample this one alone."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -140,6 +142,36 @@ def validate_adapters(policies: Mapping[str, PolicyConfig], lora: LoraConfig) ->
         raise ConfigError(
             f"`lora.rank` is {lora.rank}, but every policy that learns has a `lora_rank` of its own; "
             "leave it out."
+        )
+
+
+def validate_servers(policies: Mapping[str, PolicyConfig], servers: list[str], num_replicas: int) -> None:
+    """Raises ConfigError unless all of them are sampled by servers, in one of three ways.
+
+    `servers`: those of the only policy. `num_replicas`: those that the run starts for each policy.
+    """
+    own = {f"policies.{name}.servers": policy.servers for name, policy in policies.items()}
+    named = [key for key, urls in own.items() if urls]
+    ways = [
+        *([f"{num_replicas} `inference.replicas`"] if num_replicas else ()),
+        *([f"{len(servers)} `inference.servers`"] if servers else ()),
+        *([f"{len(own[key])} `{key}`" for key in named]),
+    ]
+    if not ways or (named and (num_replicas or servers)) or (num_replicas and servers):
+        raise ConfigError(
+            f"`inference.engine` is 'vllm', with {' and '.join(ways) or 'no servers'}; set one of "
+            "`inference.replicas` (servers to start), `inference.servers` (that run, of the only policy), or "
+            "`policies.NAME.servers` of every policy."
+        )
+    if servers and len(policies) > 1:
+        raise ConfigError(
+            f"There are {len(policies)} policies, and `inference.servers` does not say which servers are "
+            f"whose; set {', '.join(f'`{key}`' for key in own)}, or `inference.replicas`."
+        )
+    if named and (missing := [key for key in own if key not in named]):
+        raise ConfigError(
+            f"`{named[0]}` is set and {', '.join(f'`{key}`' for key in missing)} not; a policy is sampled by "
+            "servers of its own: name them."
         )
 
 

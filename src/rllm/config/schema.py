@@ -38,6 +38,7 @@ from rllm.config.policies import (
     policy_of_role,
     validate_adapters,
     validate_policies,
+    validate_servers,
 )
 from rllm.config.schedule import ScheduleConfig, choose_correction, validate_schedule
 from rllm.config.tracking import TrackingConfig
@@ -135,13 +136,14 @@ class InferenceConfig:
     """Sampler of the run: `local`, the built-in engine, or `vllm`, servers that are given the weights after
     each update."""
     replicas: int = 0
-    """Number of vLLM servers that the run starts on this machine, restarts and ends, each with `num_slots`
-    requests at a time."""
+    """Number of vLLM servers that the run starts for each policy on this machine, restarts and ends, each
+    with `num_slots` requests at a time."""
     server_python: str = ""
     """The Python of an environment that has vLLM, for `replicas`."""
     servers: list[str] = field(default_factory=list[str])
     """Addresses of vLLM servers that run already, instead of `replicas`, such as `http://10.0.0.7:8000/v1`.
-    They have to see the run's directory, and to serve the model untied."""
+    They have to see the run's directory, and to serve the model untied. Of a run with several policies each
+    has its own, `policies.NAME.servers`."""
     server_seeds: bool = True
     """Send each request to vLLM with its seed. vLLM 0.32 on a CPU ends with the first seed that it gets: set
     this to false there, and draws are the servers' own."""
@@ -169,11 +171,6 @@ class InferenceConfig:
             return
         one_of("inference.at_publish", self.at_publish, ("recompute", "keep", "finish"))
         unused("inference", self, "cache_tokens", "servers have their own; set `inference.engine` to local")
-        if bool(self.replicas) == bool(self.servers):
-            raise ConfigError(
-                f"`inference.engine` is 'vllm', with {self.replicas} `inference.replicas` and "
-                f"{len(self.servers)} `inference.servers`; set one of the two: servers to start, or that run."
-            )
         if bool(self.replicas) != bool(self.server_python):
             raise ConfigError(
                 f"`inference.replicas` is {self.replicas} and `inference.server_python` "
@@ -425,6 +422,14 @@ class TrainConfig:
         """The adapter that is trained instead of the policy's weights; of rank 0 where none is."""
         return adapter_of(self.named_policies[policy], self.lora)
 
+    def servers_of(self, policy: str) -> tuple[str, list[str]]:
+        """The key that names the policy's servers, and their addresses; none of those that the run starts."""
+        if self.inference.replicas:
+            return "inference.replicas", []
+        if own := self.named_policies[policy].servers:
+            return f"policies.{policy}.servers", own
+        return "inference.servers", self.inference.servers
+
     def policy_of(self, role: str) -> str:
         """Name of the policy that plays `role`. Raises ConfigError where several could."""
         return policy_of_role(role, self.policies, self.roles)
@@ -465,7 +470,11 @@ class TrainConfig:
     def _validate_servers(self) -> None:
         """Raises ConfigError for what runs whose sampler is a server cannot do."""
         if self.inference.engine == "local":
+            for name, policy in self.policies.items():
+                why = "the built-in engine samples; set `inference.engine` to vllm"
+                unused(f"policies.{name}", policy, "servers", why)
             return
+        validate_servers(self.named_policies, self.inference.servers, self.inference.replicas)
         where = f"`inference.engine` is {self.inference.engine!r}"
         if self.inference.lockstep:
             raise ConfigError(
@@ -483,11 +492,6 @@ class TrainConfig:
             raise ConfigError(
                 '`inference.at_publish` is "keep", and an adapter is trained: servers keep what each adapter '
                 'has read apart, so the next one reads everything anew. Set it to "recompute" or "finish".'
-            )
-        if len(self.named_policies) > 1 and self.inference.servers:
-            raise ConfigError(
-                f"{where} with `inference.servers`, and there are {len(self.named_policies)} policies; use "
-                "`inference.replicas`, so that each has its own."
             )
 
     def _elsewhere(self) -> str:

@@ -78,7 +78,7 @@ class ServerSettings:
             *(("--max-lora-rank", str(_lora_rank(self.adapter_rank))) if self.adapter_rank else ()),
         ]
 
-    def environment(self, index: int) -> dict[str, str]:
+    def environment(self, gpu: int) -> dict[str, str]:
         own = {
             "VLLM_SERVER_DEV_MODE": "1",  # without it a server takes no new weights
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # nor a new adapter
@@ -94,7 +94,7 @@ class ServerSettings:
                 "VLLM_USE_V2_MODEL_RUNNER": "0",
             }
         else:
-            own["CUDA_VISIBLE_DEVICES"] = str(index)
+            own["CUDA_VISIBLE_DEVICES"] = str(gpu)
         return {**os.environ, **own}
 
 
@@ -126,12 +126,12 @@ def require_vllm(python: str, key: str) -> None:
 class ServerProcess:
     """One server that is kept alive; use it as a context."""
 
-    def __init__(self, settings: ServerSettings, index: int, log_path: Path) -> None:
+    def __init__(self, settings: ServerSettings, gpu: int, log_path: Path) -> None:
         self.port = free_port()
         self.log_path = log_path
         self.num_starts = 0
         self._settings = settings
-        self._index = index
+        self._gpu = gpu
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -187,7 +187,7 @@ class ServerProcess:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._settings.command(self.port),
-                env=self._settings.environment(self._index),
+                env=self._settings.environment(self._gpu),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -238,11 +238,20 @@ class ServerProcess:
 
 
 async def start_replicas(
-    settings: ServerSettings, num_replicas: int, logs: Path, open_until_done: AsyncExitStack
+    settings: ServerSettings,
+    num_replicas: int,
+    logs: Path,
+    open_until_done: AsyncExitStack,
+    *,
+    first_gpu: int = 0,
 ) -> list[ServerProcess]:
-    """Servers that are ready, and end with `open_until_done`; what they print goes to `logs`."""
+    """Servers that are ready, and end with `open_until_done`; what they print goes to `logs`.
+
+    On GPUs the first has `first_gpu`, and each other the next one.
+    """
     processes = [
-        ServerProcess(settings, index, logs / f"replica-{index}.log") for index in range(num_replicas)
+        ServerProcess(settings, first_gpu + index, logs / f"replica-{index}.log")
+        for index in range(num_replicas)
     ]
     starts = (open_until_done.enter_async_context(each) for each in processes)
     # All of them, also after one has failed: what is on its way to being started is on its way to be ended.

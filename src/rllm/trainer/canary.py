@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 
 from rllm.errors import CanaryError
 from rllm.rendering.images import IMAGES, as_data_url, image_of
-from rllm.trainer.backends.base import TrainingBackend
 from rllm.types.images import ImageFile, image_numbers
 from rllm.types.sample import TrainingSample
 
@@ -30,6 +29,18 @@ class CanaryScorer(Protocol):
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
         """Log-probabilities of `ids[start:]` under the sampler's weights."""
         ...
+
+
+class CanaryTrainer(Protocol):
+    """The part of a policy's learner that a canary uses."""
+
+    @property
+    def policy_version(self) -> int: ...
+
+    @property
+    def is_half(self) -> bool: ...
+
+    def score(self, samples: Sequence[TrainingSample]) -> Sequence[np.ndarray]: ...
 
 
 class Canary:
@@ -66,7 +77,7 @@ class Canary:
         self._images = [image_of(url) for url in state.get("images", ())]
 
     async def check(
-        self, backend: TrainingBackend, client: CanaryScorer, samples: Sequence[TrainingSample]
+        self, backend: CanaryTrainer, client: CanaryScorer, samples: Sequence[TrainingSample]
     ) -> dict[str, float]:
         """The gap, and how far the sampler moved, in nats; nothing while no row has a token that was sampled.
 

@@ -58,9 +58,8 @@ def process_plan(
         )
     ]
     if config.inference.replicas:
-        plans.append(
-            ProcessPlan(name="vLLM server", number=config.inference.replicas, cores=0, ports=(LOOPBACK,))
-        )
+        number = config.inference.replicas * len(config.named_policies)
+        plans.append(ProcessPlan(name="vLLM server", number=number, cores=0, ports=(LOOPBACK,)))
     if not cluster.is_used:
         return plans
     ports = (FROM_RANGE if cluster.address else BY_RAY,)

@@ -56,6 +56,8 @@ def require_same_config(directory: RunDirectory, config: TrainConfig) -> None:
     began_with.cluster, began_with.distributed = config.cluster, config.distributed
     for name in ("servers", "replicas", "server_python"):
         setattr(began_with.inference, name, getattr(config.inference, name))
+    for name in began_with.policies.keys() & config.policies.keys():
+        began_with.policies[name].servers = config.policies[name].servers
     require_same(directory, config_dict(began_with), config_dict(config))
 
 

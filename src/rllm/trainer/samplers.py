@@ -5,11 +5,13 @@ policy ──► LocalClient, in this process, the trainer's own parameters
 """
 
 import shutil
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -20,8 +22,10 @@ from rllm.inference.local.client import LocalClient
 from rllm.inference.vllm_process import ServerProcess, ServerSettings, require_vllm, start_replicas
 from rllm.models.directory import LoadedModel, save_model
 from rllm.models.lora import save_adapter
-from rllm.trainer.canary import HALF_TOLERANCE, TOLERANCE, Canary, row_to_score
+from rllm.trainer.backends.torch_optimizer import HALF
+from rllm.trainer.canary import HALF_TOLERANCE, TOLERANCE, Canary, CanaryTrainer, row_to_score
 from rllm.trainer.policies import PolicyModel, make_client
+from rllm.trainer.reference import ModelScorer
 from rllm.types.messages import SamplingParams
 
 if TYPE_CHECKING:
@@ -41,6 +45,16 @@ class PolicyClient(ModelClient, TokenClient, Protocol):
     def publish(self, policy_version: int, write: Callable[[], None] | None = None) -> None: ...
 
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]: ...
+
+
+class FrozenScorer(ModelScorer):
+    """A policy that nothing changes, as a canary asks the trainer."""
+
+    policy_version = 0
+
+    @property
+    def is_half(self) -> bool:
+        return next(self.model.parameters()).dtype in HALF
 
 
 def busy_s(client: object) -> float | None:
@@ -70,7 +84,7 @@ async def open_client(
     weights = run / WEIGHTS / policy
     async with AsyncExitStack() as open_until_done:
         open_until_done.callback(_remove, weights)
-        urls, processes = config.inference.servers, list[ServerProcess]()
+        (_, urls), processes = config.servers_of(policy), list[ServerProcess]()
         if config.inference.replicas:
             processes = await _start(config, policy, model, run, open_until_done)
             urls = [each.url for each in processes]
@@ -84,7 +98,7 @@ async def open_client(
         )
         open_until_done.push_async_callback(fleet.close)
         for replica in fleet.replicas:
-            with _refused_by_key(config, replica.url):
+            with _refused_by_key(config, policy, replica.url):
                 room = (await replica.client.check()).max_context
             if room < config.inference.max_context:
                 raise ConfigError(
@@ -95,9 +109,9 @@ async def open_client(
 
 
 @contextmanager
-def _refused_by_key(config: TrainConfig, url: str) -> Iterator[None]:
+def _refused_by_key(config: TrainConfig, policy: str, url: str) -> Iterator[None]:
     """Name the key of a server that is refused before a run begins."""
-    key = "inference.servers" if config.inference.servers else "inference.replicas"
+    key, _ = config.servers_of(policy)
     try:
         yield
     except CanaryError as error:
@@ -113,30 +127,34 @@ async def require_same_model(config: TrainConfig, client: PolicyClient, policy: 
     one that does not compute what the trainer's model does, or says how likely its answers are at another
     temperature than they were sampled at.
     """
-    if config.inference.engine == "local" or policy.backend is None:
+    if config.inference.engine == "local":
         return
     from rllm.inference.fleet import Fleet
 
+    trainer: CanaryTrainer = policy.backend or FrozenScorer(model=policy.loaded.model)
+    if policy.backend is None:  # nobody else publishes what nothing changes
+        client.publish(trainer.policy_version)
     if isinstance(client, Fleet):
         for replica in client.replicas:
-            with _refused_by_key(config, replica.url):
+            with _refused_by_key(config, policy.name, replica.url):
                 await replica.client.require_tokenizer()
                 await client.bring_up_to_date(replica)
-                await _require_same_model(replica.client, policy, config.rollout.temperature)
+                vocab_size = policy.loaded.config["vocab_size"]
+                await _require_same_model(replica.client, trainer, vocab_size, config.rollout.temperature)
 
 
-async def _require_same_model(server: "VLLMClient", policy: PolicyModel, temperature: float) -> None:
-    backend, vocab_size = policy.backend, policy.loaded.config["vocab_size"]
-    assert backend is not None, "the policy is trained"
+async def _require_same_model(
+    server: "VLLMClient", trainer: CanaryTrainer, vocab_size: int, temperature: float
+) -> None:
     prompt = list(range(min(ROW, vocab_size)))
-    await Canary(1.0).check(backend, server, [row_to_score(prompt)])
+    await Canary(1.0).check(trainer, server, [row_to_score(prompt)])
     output = await server.generate_ids(prompt, SamplingParams(temperature=temperature, max_tokens=ROW))
     if max(output.completion_ids) >= vocab_size:
         raise ConfigError(f"It sampled the id {max(output.completion_ids)} of a vocabulary of {vocab_size}.")
     row = row_to_score(prompt + output.completion_ids, temperature=temperature)
-    (scores,) = backend.score([row])
+    (scores,) = trainer.score([row])
     gap = float(np.abs(scores[len(prompt) :] - np.array(output.logprobs)).max())
-    if not gap <= (HALF_TOLERANCE if backend.is_half else TOLERANCE):
+    if not gap <= (HALF_TOLERANCE if trainer.is_half else TOLERANCE):
         raise CanaryError(
             f"Its log-probabilities of an answer that was sampled at temperature {temperature:g} "
             f"differ from the trainer's by {gap:.2g} nats, and those of a prompt do not: start it with "
@@ -160,7 +178,14 @@ async def _start(
         device=config.model.device,
         adapter_rank=config.adapter_of(policy).rank,
     )
-    return await start_replicas(settings, inference.replicas, run / LOGS / policy, open_until_done)
+    place = list(config.named_policies).index(policy)
+    return await start_replicas(
+        settings,
+        inference.replicas,
+        run / LOGS / policy,
+        open_until_done,
+        first_gpu=place * inference.replicas,
+    )
 
 
 def _remove(weights: Path) -> None:
@@ -192,8 +217,24 @@ def require_servers(config: TrainConfig) -> None:
     """Raises ConfigError, before any work, for servers that cannot be started."""
     if config.inference.replicas:
         require_vllm(config.inference.server_python, "`inference.server_python`")
-    for url in config.inference.servers:
-        if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith("/v1"):
-            raise ConfigError(
-                f"`inference.servers` has {url!r}; write addresses such as http://10.0.0.7:8000/v1."
-            )
+    key_of: dict[str, str] = {}
+    for key, urls in dict(map(config.servers_of, config.named_policies)).items():
+        for url in urls:
+            if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith("/v1"):
+                raise ConfigError(f"`{key}` has {url!r}; write addresses such as http://10.0.0.7:8000/v1.")
+            if (other := key_of.setdefault(_address(url), key)) != key:
+                raise ConfigError(
+                    f"`{other}` and `{key}` both name {url}; a server has the weights of one policy, so give "
+                    "each its own."
+                )
+        if len(set(map(_address, urls))) < len(urls):
+            raise ConfigError(f"`{key}` names a server twice: {', '.join(urls)}; leave one of the two out.")
+
+
+def _address(url: str) -> str:
+    """By which a server is the same, whatever its machine is called."""
+    parts = urlsplit(url.rstrip("/"))
+    host = parts.hostname or ""
+    with suppress(OSError):  # a name that nobody knows is refused where it is connected to
+        host = socket.gethostbyname(host)
+    return f"{host}:{parts.port}{parts.path}"
