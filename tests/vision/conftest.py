@@ -1,5 +1,6 @@
 import base64
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from PIL import Image
 from tokenizers import AddedToken
 from torch import Tensor
 from transformers import (
+    AutoImageProcessor,
     AutoModelForImageTextToText,
     AutoProcessor,
+    AutoTokenizer,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3Processor,
@@ -20,9 +23,17 @@ from transformers import (
     LlavaNextForConditionalGeneration,
     LlavaNextProcessor,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.utils import logging
 
 from rllm.models.builtin import create_model, create_tokenizer
@@ -63,12 +74,33 @@ PARTS_ALONE = (
 """As SmolVLM and LLaVA-Next have it: content that is text prints nothing."""
 
 
+QWEN_TEMPLATE = TEMPLATE.replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>")
+
+
+def _processor_of(directory: Path) -> Any:
+    """transformers' own; of a Qwen it reads films too, with torchvision, so it is put together without."""
+    if "qwen" not in json.loads((directory / "config.json").read_text())["model_type"]:
+        return AutoProcessor.from_pretrained(str(directory), local_files_only=True)
+    processor: Any = Qwen2_5_VLProcessor.__new__(Qwen2_5_VLProcessor)
+    processor.image_processor = AutoImageProcessor.from_pretrained(str(directory), local_files_only=True)
+    processor.tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    processor.video_processor = None
+    processor.image_token, processor.video_token = "<|image_pad|>", "<|video_pad|>"
+    for name in ("image_token", "video_token"):
+        token_id = processor.tokenizer.convert_tokens_to_ids(getattr(processor, name))
+        setattr(processor, f"{name}_id", token_id)
+    processor.chat_template = processor.tokenizer.chat_template
+    return processor
+
+
 class VisionModel:
     """A directory with random weights, and transformers' own model and processor of it."""
 
     def __init__(self, directory: Path, model: Any) -> None:
         self.directory, self.model = directory, model
-        self.processor: Any = AutoProcessor.from_pretrained(str(directory), local_files_only=True)
+        self.processor = self.processor_of(directory)
+
+    processor_of = staticmethod(_processor_of)
 
     @torch.no_grad()
     def logprobs(self, ids: list[int], images: list[Image.Image], model: Any = None) -> Tensor:
@@ -155,6 +187,41 @@ def _llava_next(directory: Path) -> Any:
     return LlavaNextForConditionalGeneration(config)
 
 
+def _qwen(directory: Path, config_class: Any, model_class: Any, tower: dict[str, Any]) -> Any:
+    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer = _tokenizer(marks, QWEN_TEMPLATE)
+    Qwen2VLImageProcessorPil(patch_size=8, min_pixels=16**2, max_pixels=64**2).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    ids: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    numbers = map(tokenizer.convert_tokens_to_ids, marks)
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    config = config_class(
+        text_config={**TEXT, "head_dim": 8, "vocab_size": len(tokenizer), "rope_parameters": rope, **ids},
+        vision_config={"patch_size": 8, "num_heads": 2, "depth": 2, **tower},
+        **dict(zip(names, numbers, strict=True)),
+        **ids,
+    )
+    return model_class(config)
+
+
+def _qwen2_vl(directory: Path) -> Any:
+    tower = {"embed_dim": 16, "hidden_size": 32}
+    return _qwen(directory, Qwen2VLConfig, Qwen2VLForConditionalGeneration, tower)
+
+
+def _qwen2_5_vl(directory: Path) -> Any:
+    tower = {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24}
+    tower |= {"window_size": 16, "fullatt_block_indexes": [1]}
+    return _qwen(directory, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, tower)
+
+
+def _qwen3_vl(directory: Path) -> Any:
+    tower = {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24}
+    tower |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    return _qwen(directory, Qwen3VLConfig, Qwen3VLForConditionalGeneration, tower)
+
+
 def _tiny_vl(directory: Path) -> Any:
     create_model(directory, "tiny-vl")
     return AutoModelForImageTextToText.from_pretrained(directory)
@@ -165,6 +232,9 @@ FAMILIES = {
     "llava-next": _llava_next,
     "idefics3": lambda directory: _idefics3(directory, TEMPLATE),
     "idefics3, content in parts": lambda directory: _idefics3(directory, PARTS_ALONE),
+    "qwen2-vl": _qwen2_vl,
+    "qwen2.5-vl": _qwen2_5_vl,
+    "qwen3-vl": _qwen3_vl,
 }
 
 

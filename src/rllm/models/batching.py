@@ -39,6 +39,9 @@ class PackedBatch:
 
     tokens_N: Tensor
     positions_N: Tensor
+    """Places of tokens in their rows."""
+    runs: list[tuple[IntArray, int]]
+    """The runs of N: the token ids of a row up to the run's end, and where in the row the run begins."""
     kept_K: Tensor
     """[K] places in N whose hidden states predict trained tokens; they ascend."""
     state_U: Tensor | None
@@ -66,8 +69,15 @@ class PackedBatch:
 
     def states(self, model: Any) -> Tensor:
         """[U, D] of each prediction."""
-        hidden_K_D = model.hidden(self.tokens_N, self.positions_N, self.attention, self.kept_K)
+        hidden_K_D = model.hidden(self.tokens_N, self._positions_in(model), self.attention, self.kept_K)
         return hidden_K_D if self.state_U is None else repeat_rows(hidden_K_D, self.state_U)
+
+    def _positions_in(self, model: Any) -> Tensor:
+        """[N] See `CausalModel.hidden`."""
+        if model.image_grids is None:
+            return self.positions_N
+        shifts = [model.image_grids.shifts(ids_T)[start:] for ids_T, start in self.runs]
+        return self.positions_N + torch.from_numpy(np.concatenate(shifts)).to(self.positions_N.device)
 
     def of_tokens(self, values_U: Tensor) -> Tensor:
         """[M] of each trained token, of what was computed for each prediction."""
@@ -112,14 +122,16 @@ def _pack(trees: Sequence[PrefixTree], device: torch.device) -> PackedBatch:
     kept_K = np.unique(predicted_by_M)
     begins_S = begins_R[runs_S]
     kept_S = np.split(kept_K, np.searchsorted(kept_K, begins_S[1:]))
-    runs = [(rows[index], int(shared_R[index])) for index in runs_S.tolist()]
+    runs = [
+        (rows[index].sample.token_ids_T[: rows[index].last], int(shared_R[index]))
+        for index in runs_S.tolist()
+    ]
+    tokens_N = np.concatenate([ids_T[start:] for ids_T, start in runs])
+    positions_N = np.concatenate([np.arange(start, len(ids_T)) for ids_T, start in runs])
     return PackedBatch(
-        tokens_N=torch.from_numpy(
-            np.concatenate([row.sample.token_ids_T[start : row.last] for row, start in runs])
-        ).to(device),
-        positions_N=torch.from_numpy(np.concatenate([np.arange(start, row.last) for row, start in runs])).to(
-            device
-        ),
+        tokens_N=torch.from_numpy(tokens_N).to(device),
+        positions_N=torch.from_numpy(positions_N).to(device),
+        runs=runs,
         attention=PackedAttention(
             [paths_R[index] for index in runs_S.tolist()],
             lengths_S.tolist(),

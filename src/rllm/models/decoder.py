@@ -326,6 +326,8 @@ class Decoder(nn.Module):
     """See `rllm.models.directory.CausalModel`."""
     has_plain_attention = True
     """Whether every layer asks for no more than softmax(q·k)·v, in a window or not."""
+    image_grids = None
+    """See `rllm.models.directory.CausalModel`: it reads no images."""
     recomputes = False
     """Whether a backward pass computes each layer again; see `recompute_layers`."""
 

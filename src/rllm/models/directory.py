@@ -22,6 +22,7 @@ from rllm.files.atomic import MANIFEST, write_directory_atomic
 from rllm.models.decoder import Attend, Decoder, DecoderShape
 from rllm.models.foreign import json_object, require_no_code, require_plain_files
 from rllm.models.tokenizer import HuggingFaceTokenizer
+from rllm.models.vision.grids import ImageGrids
 from rllm.rendering.chat import ChatRenderer
 
 INDEX = "model.safetensors.index.json"
@@ -32,7 +33,11 @@ class CausalModel(Protocol):
 
     def hidden(
         self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, keep_M: Tensor | None = None
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """`positions_N` are places of tokens in their rows, with the shifts of `image_grids` where it has
+        some."""
+        ...
+
     def logits(self, hidden_N_D: Tensor) -> Tensor: ...
     @property
     def output_weight(self) -> Tensor | None:
@@ -57,6 +62,11 @@ class CausalModel(Protocol):
     @property
     def is_split(self) -> bool:
         """Whether other processes have the rest of each layer."""
+        ...
+
+    @property
+    def image_grids(self) -> ImageGrids | None:
+        """The grids of images, for a model that places the tokens of one by line and column."""
         ...
 
     @property
@@ -128,11 +138,11 @@ def load_model(
     if shape is not None:
         model = _decoder(shape, weights, directory, dtype)
     elif reads_images(config):
-        _require_flat_positions(config, directory)
         from rllm.models.vision.language import VisionLanguageDecoder
-        from rllm.models.vision.processor import VisionProcessor
+        from rllm.models.vision.processor import GridProcessor, VisionProcessor
 
-        images = VisionProcessor(directory, trust_remote_code=trust_remote_code)
+        processor_class = GridProcessor if _places_in_grids(config) else VisionProcessor
+        images = processor_class(directory, config, trust_remote_code=trust_remote_code)
         tokenizer.read_images(images)
         model = VisionLanguageDecoder(
             directory, weights, dtype, images=images, trust_remote_code=trust_remote_code
@@ -183,17 +193,12 @@ def reads_images(config: dict[str, Any]) -> bool:
     return isinstance(config.get("vision_config"), dict)
 
 
-def _require_flat_positions(config: dict[str, Any], directory: Path) -> None:
-    """Raises ModelDirectoryError for a model whose image tokens have places in three dimensions."""
+def _places_in_grids(config: dict[str, Any]) -> bool:
+    """Whether tokens of images have positions in three dimensions."""
     text_config = config.get("text_config")
     fields: dict[str, Any] = text_config if isinstance(text_config, dict) else config
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = fields.get(key)
-        if isinstance(rope, dict) and "mrope_section" in rope:
-            raise ArchitectureError(
-                f"{directory}: {config.get('model_type')} places tokens of images in three dimensions "
-                f"(`{key}.mrope_section`), which the built-in engine does not; use an external engine."
-            )
+    ropes = (fields.get(key) for key in ("rope_parameters", "rope_scaling"))
+    return any(isinstance(each, dict) and "mrope_section" in each for each in ropes)
 
 
 def _decoder(shape: DecoderShape, weights: dict[str, Tensor], directory: Path, dtype: torch.dtype) -> Any:

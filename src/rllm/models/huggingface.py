@@ -29,6 +29,7 @@ from rllm.errors import ArchitectureError, ConfigError, ModelDirectoryError
 from rllm.models.attention import NONE, Wishes, attention
 from rllm.models.batching_attention import PackedAttention
 from rllm.models.decoder import ONLY_WHAT_ENTERS, Attend, Change, apply_change
+from rllm.models.vision.grids import ImageGrids
 
 ATTENTION_NAME = "rllm_attend"
 FACTORS, DIVISORS = ("logit_scale", "lm_head_multiplier"), ("logits_scaling",)
@@ -135,6 +136,8 @@ class HuggingFaceDecoder(nn.Module):
     """The reason why rows are computed one by one on transformers' own cache; else empty."""
     has_plain_attention = True
     """Whether no layer caps its scores or has sinks."""
+    image_grids: ImageGrids | None = None
+    """See `rllm.models.directory.CausalModel`."""
     _has_cache = True
     """One for each row. RecurrentGemma has one in its layers for all, so each token has its row read anew."""
 
@@ -406,7 +409,10 @@ class HuggingFaceDecoder(nn.Module):
         positions_N = torch.arange(length, device=tokens_N.device).repeat(2)
         row_N = torch.arange(2 * length, device=tokens_N.device) // length
         is_same_row_N_N = row_N[:, None] == row_N
-        ours_N_V = self.logits(self.hidden(tokens_N.repeat(2), positions_N, attend)).float()
+        given_N = positions_N
+        if self.image_grids is not None:
+            given_N = given_N + torch.from_numpy(self.image_grids.shifts(tokens_N.cpu().numpy())).repeat(2)
+        ours_N_V = self.logits(self.hidden(tokens_N.repeat(2), given_N, attend)).float()
         self.inner.set_attn_implementation(self.attention_names(self.inner.config, "eager"))
         theirs_N_V = own_pass().logits[0].float().repeat(2, 1)
         self.inner.set_attn_implementation(self.attention_names(self.inner.config, ATTENTION_NAME))

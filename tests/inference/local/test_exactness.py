@@ -180,6 +180,7 @@ class _Flat(torch.nn.Module):
     """Every token is as likely as any other."""
 
     by_row = ""
+    image_grids = None
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -22,6 +22,7 @@ class _Fragile(torch.nn.Module):
     """A model whose forward pass raises when it is told to."""
 
     by_row = ""
+    image_grids = None
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -358,6 +358,7 @@ class _Wider(torch.nn.Module):
     MORE = 88
 
     by_row = ""
+    image_grids = None
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rllm.inference.local.cache import KVCache, Places, Shelf, Slot, consecutive
 from rllm.models.attention import NONE, Wishes, attention
+from rllm.models.vision.grids import ImageGrids
 from rllm.types.images import PATCH_IDS_FROM
 
 OVERHEAD_PAIRS, OVERHEAD_PLACES = 2**18, 2**16
@@ -67,18 +68,29 @@ class PromptRows:
         starts_R, lengths_R = starts_R[order_R], lengths_R[order_R]
         firsts_R = np.cumsum(lengths_R) - lengths_R
         self.rows = rows
+        self._in_order = [rows[row] for row in order_R.tolist()]
         self.num_tokens = int(lengths_R.sum())
         positions_N = np.arange(self.num_tokens) + np.repeat(starts_R - firsts_R, lengths_R)
-        tokens = [token for row in order_R.tolist() for token in rows[row].new_ids]
+        tokens = [token for row in self._in_order for token in row.new_ids]
         self.tokens_N = torch.tensor(tokens, device=device)
         self.positions_N = torch.from_numpy(positions_N).to(device)
-        self.write = cache.places([rows[row].slot for row in order_R.tolist()], lengths_R, positions_N)
+        self.write = cache.places([row.slot for row in self._in_order], lengths_R, positions_N)
         self.last_R = torch.from_numpy(firsts_R + lengths_R - 1).to(device)
         """Places in N of the rows' last tokens, ascending."""
         self.place_R: Tensor | None = None
         """Where in `last_R` each of `rows` is; None where they are in the same order."""
         if (np.diff(order_R) != 1).any():
             self.place_R = torch.from_numpy(np.argsort(order_R)).to(device)
+
+    def positions(self, grids: ImageGrids | None) -> Tensor:
+        """[N] See `CausalModel.hidden`; called before the slots have the new tokens."""
+        if grids is None:
+            return self.positions_N
+        shifts = [
+            grids.shifts(np.array([*row.slot.ids, *row.new_ids]))[len(row.slot.ids) :]
+            for row in self._in_order
+        ]
+        return self.positions_N + torch.from_numpy(np.concatenate(shifts)).to(self.positions_N.device)
 
     def attend(self, layer: int, queries: Tensor, wishes: Wishes) -> Tensor:
         """Attention of all tokens, or of the last one of each row where only those are asked for."""
@@ -189,6 +201,7 @@ class DecodeRows:
                 for places in _near(part[np.sort(alike)], rows_B, overhead // int(rooms_P[alike].max()))
             ]
         self._groups.sort(key=lambda group: group.first_place)
+        self._shifts_B: Tensor | None = None
         self._are_consecutive = all(isinstance(group.places, slice) for group in self._groups)
         """One group's rows stand behind another's, as they do where each has a shelf of its own."""
 
@@ -201,6 +214,16 @@ class DecodeRows:
             positions_B = self.positions_B.cpu().numpy()
             self._write = self._cache.places(self.slots, np.ones_like(positions_B), positions_B)
         return self._write
+
+    def positions(self, grids: ImageGrids | None) -> Tensor:
+        """[B] See `CausalModel.hidden`: every further token of a row is a word, and has the same shift."""
+        if grids is None:
+            return self.positions_B
+        if self._shifts_B is None:
+            # A word behind what the slot holds, in place of the one that is read next.
+            shifts = [grids.shifts(np.array([*slot.ids, 0]))[-1] for slot in self.slots]
+            self._shifts_B = torch.tensor(shifts, device=self.positions_B.device)
+        return self.positions_B + self._shifts_B
 
     def advance(self) -> None:
         """Every row has read its token: the next ones go one place further."""
@@ -373,7 +396,8 @@ def _states(
         return _states_by_row(model, decoding, tokens_B, prompts, only_last=only_last)
     num_decoding = decoding.num_rows if decoding else 0
     tokens = _join(tokens_B, prompts and prompts.tokens_N)
-    positions = _join(decoding and decoding.positions_B, prompts and prompts.positions_N)
+    grids = model.image_grids
+    positions = _join(decoding and decoding.positions(grids), prompts and prompts.positions(grids))
     write = _places(decoding, prompts)
     cache.show(write)
 

@@ -22,8 +22,9 @@ from transformers import AutoModelForImageTextToText, PreTrainedConfig
 from rllm.errors import ArchitectureError, ModelDirectoryError
 from rllm.models.decoder import Attend
 from rllm.models.huggingface import HuggingFaceDecoder
+from rllm.models.vision.grids import ImageGrids
 from rllm.models.vision.pillow import probe_image
-from rllm.models.vision.processor import VisionProcessor
+from rllm.models.vision.processor import GridProcessor, VisionProcessor
 from rllm.rendering.images import IMAGES
 from rllm.types.images import MAX_PATCHES, PATCH_IDS_FROM, PLACE_BITS
 
@@ -49,6 +50,8 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
     ) -> None:
         super().__init__(directory, weights, dtype, trust_remote_code=trust_remote_code)
         self.images = images
+        if isinstance(images, GridProcessor):
+            self.image_grids = ImageGrids(images.sides)
         self._cache = _KeptFeatures()
         for parameter in self.tower():
             parameter.requires_grad_(False)
@@ -81,11 +84,14 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
     def hidden(
         self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, keep_M: Tensor | None = None
     ) -> Tensor:
+        grids = self.image_grids
+        vectors_N_D, extra = self._vectors(tokens_N)
         output = self._text_model()(
-            inputs_embeds=self._vectors(tokens_N).unsqueeze(0),
-            position_ids=positions_N.unsqueeze(0),
+            inputs_embeds=vectors_N_D.unsqueeze(0),
+            position_ids=grids.positions(tokens_N, positions_N) if grids else positions_N.unsqueeze(0),
             use_cache=False,
             rllm_attend=attend,
+            **extra,
         )
         hidden_N_D = output.last_hidden_state[0]
         return hidden_N_D if keep_M is None else hidden_N_D.index_select(0, keep_M)
@@ -115,24 +121,31 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
     def _text_model(self) -> Any:
         return self.inner.get_decoder()
 
-    def _vectors(self, tokens_N: Tensor) -> Tensor:
-        """[N, D] what the decoder reads."""
+    def _vectors(self, tokens_N: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """[N, D] what the decoder reads, and what some of its first layers are to add to that."""
         embed = self.inner.get_input_embeddings()
         is_patch_N = tokens_N >= PATCH_IDS_FROM
         places_M = is_patch_N.nonzero()[:, 0]
         if not len(places_M):
-            return embed(tokens_N)
+            return embed(tokens_N), {}
         patches_M = tokens_N[places_M] - PATCH_IDS_FROM
         numbers_I, image_M = torch.unique(patches_M >> PLACE_BITS, return_inverse=True)
         features = self._features(numbers_I.tolist())
         firsts_I = np.cumsum([0, *map(len, features[:-1])])
         rows_M = torch.from_numpy(firsts_I).to(tokens_N.device)[image_M] + patches_M % MAX_PATCHES
         words_N_D = embed(tokens_N.masked_fill(is_patch_N, 0))
-        patches_M_D = torch.cat(features).to(words_N_D.dtype)[rows_M]
-        return words_N_D.index_copy(0, places_M, patches_M_D)
+        first_M_D, *deeper = torch.cat(features).to(words_N_D.dtype)[rows_M].split(words_N_D.shape[1], dim=1)
+        vectors_N_D = words_N_D.index_copy(0, places_M, first_M_D)
+        if not deeper:
+            return vectors_N_D, {}
+        return vectors_N_D, {
+            "visual_pos_masks": is_patch_N.unsqueeze(0),
+            "deepstack_visual_embeds": deeper,
+        }
 
     def _features(self, numbers: Sequence[int]) -> list[Tensor]:
-        """[tokens of the image, D] of each image."""
+        """[tokens of the image, D] of each image; of a model that has more for its first layers, those behind
+        it."""
         tower = self.tower()
         if torch.is_grad_enabled() and any(each.requires_grad for each in tower):
             return self._learning_features(numbers)
@@ -168,8 +181,10 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
         tensors = {
             name: torch.cat([each.tensors[name] for each in images]).to(device) for name in images[0].tensors
         }
-        output = self.inner.get_image_features(**tensors).pooler_output
-        features = torch.cat(tuple(output)) if isinstance(output, list | tuple) else output.flatten(0, -2)
+        output = self.inner.get_image_features(**tensors)
+        # DeepStack (Meng et al. 2024, arXiv:2406.04334) has vectors for several layers of the decoder.
+        levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+        features = torch.cat([_in_one(each) for each in levels], dim=1)
         if len(features) != sum(each.num_patches for each in images):
             raise ModelDirectoryError(
                 f"{type(self.inner).__name__} makes {len(features)} vectors of {len(images)} images, where "
@@ -177,6 +192,11 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
                 "was published."
             )
         return features.split([each.num_patches for each in images])
+
+
+def _in_one(parts: Tensor | Sequence[Tensor]) -> Tensor:
+    """[tokens of all images, D]"""
+    return parts.flatten(0, -2) if isinstance(parts, Tensor) else torch.cat(tuple(parts))
 
 
 class _KeptFeatures:

@@ -1,6 +1,9 @@
 """A model's own processor: from an image to the ids that stand for it and the tensors of its pixels.
 
 ImageFile ──pillow──► pixels ──AutoProcessor──► ids (marks become patch ids), pixel_values, grids, masks
+
+A model that places an image's tokens in a grid has as many as its grid, so that its `AutoImageProcessor` is
+enough: the whole processor reads films as well, and wants torchvision for those.
 """
 
 import threading
@@ -8,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -19,6 +22,8 @@ from rllm.types.images import MAX_PATCHES, ImageFile, patch_ids
 
 MAX_KEPT_BYTES = 512 << 20
 """Limit of the tensors that are kept; those not used for the longest go first."""
+GRID = "image_grid_thw"
+"""Times, lines and columns of an image's places."""
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
@@ -37,35 +42,40 @@ class ProcessedImage:
 class VisionProcessor:
     """An `AutoProcessor`, one image at a time, so that what an image becomes depends on it alone."""
 
-    def __init__(self, directory: Path, *, trust_remote_code: bool = False) -> None:
+    _auto_class: ClassVar[str] = "AutoProcessor"
+    _lacks: ClassVar[str] = "names no token for images"
+
+    def __init__(
+        self, directory: Path, config: Mapping[str, Any], *, trust_remote_code: bool = False
+    ) -> None:
+        """`config` is that of the model."""
         require_pillow()
-        try:
-            from transformers import AutoProcessor
-        except ImportError as error:
-            raise MissingExtraError("transformers", "train") from error
-        try:
-            self._processor: Any = AutoProcessor.from_pretrained(
-                str(directory), local_files_only=True, trust_remote_code=trust_remote_code
-            )
-        except ImportError as error:  # transformers names the package and how to get it
+        self._processor = _load(self._auto_class, directory, trust_remote_code=trust_remote_code)
+        mark_id = self._mark_id(config)
+        if type(mark_id) is not int:
             raise ModelDirectoryError(
-                f"{directory} has an image processor of more packages: {error}"
-            ) from error
-        except Exception as error:  # they divide, index and assert as they please
-            raise ModelDirectoryError(
-                f"{directory} has no image processor that can be used: {type(error).__name__}: {error}"
-            ) from error
-        self._mark = getattr(self._processor, "image_token", None)
-        mark_id = getattr(self._processor, "image_token_id", None)
-        if not isinstance(self._mark, str) or type(mark_id) is not int:
-            raise ModelDirectoryError(
-                f"{directory}: {type(self._processor).__name__} names no token for images; the built-in "
-                "engine cannot place them, so use an external engine."
+                f"{directory}: {type(self._processor).__name__} {self._lacks}; the built-in engine cannot "
+                "place them, so use an external engine."
             )
         self.mark_id: int = mark_id
         self._lock = threading.Lock()
         self._cache: OrderedDict[int, ProcessedImage] = OrderedDict()
         self._num_bytes = 0
+
+    def _mark_id(self, config: Mapping[str, Any]) -> Any:
+        is_named = isinstance(getattr(self._processor, "image_token", None), str)
+        return getattr(self._processor, "image_token_id", None) if is_named else None
+
+    def _read(self, pixels: Any) -> tuple[list[int], Mapping[str, Tensor]]:
+        """Ids with a mark for each token of the image, and the model's tensors."""
+        output = self._processor(
+            text=[self._processor.image_token],
+            images=[pixels],
+            return_tensors="pt",
+            add_special_tokens=False,
+        )
+        tensors = {name: each for name, each in output.items() if name not in _OF_TEXT}
+        return output["input_ids"][0].tolist(), tensors
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # it holds no weights: models that share theirs share it
@@ -100,15 +110,12 @@ class VisionProcessor:
     def _process(self, image: ImageFile) -> ProcessedImage:
         pixels = pillow_image(image)
         try:
-            output = self._processor(
-                text=[self._mark], images=[pixels], return_tensors="pt", add_special_tokens=False
-            )
+            ids, tensors = self._read(pixels)
         except (ValueError, RuntimeError, ArithmeticError, LookupError) as error:
             width, height = pixels.size
             raise ConfigError(
                 f"An image of {width} x {height} pixels is refused by the model's processor: {error}"
             ) from error
-        ids: list[int] = output["input_ids"][0].tolist()
         count = ids.count(self.mark_id)
         if not 0 < count <= MAX_PATCHES:
             raise ConfigError(
@@ -119,5 +126,43 @@ class VisionProcessor:
         return ProcessedImage(
             ids=tuple(next(patches) if each == self.mark_id else each for each in ids),
             num_patches=count,
-            tensors={name: each for name, each in output.items() if name not in _OF_TEXT},
+            tensors=tensors,
         )
+
+
+class GridProcessor(VisionProcessor):
+    """An `AutoImageProcessor` of a model that has as many tokens for an image as the image's grid has places,
+    once `merge_size` by `merge_size` of them are one."""
+
+    _auto_class = "AutoImageProcessor"
+    _lacks = "makes no grid of an image, where config.json means one (`mrope_section`)"
+
+    def sides(self, number: int) -> tuple[int, int]:
+        """Lines and columns of the image's tokens."""
+        _, height, width = self.of_number(number).tensors[GRID][0].tolist()
+        return height // self._processor.merge_size, width // self._processor.merge_size
+
+    def _mark_id(self, config: Mapping[str, Any]) -> Any:
+        return config.get("image_token_id") if hasattr(self._processor, "merge_size") else None
+
+    def _read(self, pixels: Any) -> tuple[list[int], Mapping[str, Tensor]]:
+        output = self._processor(images=[pixels], return_tensors="pt")
+        count = int(output[GRID].prod()) // self._processor.merge_size**2
+        return [self.mark_id] * count, dict(output)
+
+
+def _load(auto_class: str, directory: Path, *, trust_remote_code: bool) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError("transformers", "train") from error
+    try:
+        return getattr(transformers, auto_class).from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except ImportError as error:  # transformers names the package and how to get it
+        raise ModelDirectoryError(f"{directory} has an image processor of more packages: {error}") from error
+    except Exception as error:  # they divide, index and assert as they please
+        raise ModelDirectoryError(
+            f"{directory} has no image processor that can be used: {type(error).__name__}: {error}"
+        ) from error
