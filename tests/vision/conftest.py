@@ -104,6 +104,10 @@ class VisionModel:
 
     @torch.no_grad()
     def logprobs(self, ids: list[int], images: list[Image.Image], model: Any = None) -> Tensor:
+        """See `logprobs_with_graph`."""
+        return self.logprobs_with_graph(ids, images, model)
+
+    def logprobs_with_graph(self, ids: list[int], images: list[Image.Image], model: Any = None) -> Tensor:
         """[T - 1, V] log-probabilities that transformers gives for the tokens from the second on."""
         mark = self.processor.image_token_id
         words = torch.tensor([[mark if each >= PATCH_IDS_FROM else each for each in ids]])

@@ -1,5 +1,6 @@
 """A vision-language directory behind the same door as text models: the numbers are transformers' own."""
 
+import copy
 import json
 import shutil
 import sys
@@ -28,8 +29,10 @@ from rllm.config.loader import load_config
 from rllm.config.optimizer import OptimizerConfig
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.inference.local.client import LocalClient
+from rllm.models.batching import micro_batches
 from rllm.models.builtin import TinyModel, create_model, create_tokenizer
 from rllm.models.directory import load_model, save_model
+from rllm.models.packing import WeightedRow
 from rllm.rendering.images import IMAGES
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.trainer.canary import Canary
@@ -140,6 +143,46 @@ async def test_what_was_trained_is_what_transformers_loads_again(
     assert vision.gap(sample, scores, [picture(1)], theirs.eval()) <= 1e-5
 
 
+@pytest.mark.parametrize("family", ["idefics3", "qwen2.5-vl", "qwen3-vl"])
+async def test_gradients_are_those_of_transformers_tower_included(
+    vision_model: Make, picture: Make, shows: Make, family: str
+) -> None:
+    """Two answers to one prompt with two images, packed with the prompt in common."""
+    vision = vision_model(family)
+    images = [picture(1), picture(2, 24, 70)]
+    model = load_model(vision.directory)
+    client = LocalClient(model, num_slots=2, max_context=400)
+    samples = [
+        *trajectory_rows(await _play(client, [shows("Which?", *images)], 0), "task", 0, 0, 1.0),
+        *trajectory_rows(await _play(client, [shows("Which?", *images)], 1), "task", 1, 0, 1.0),
+    ]
+    await client.close()
+    rows = [
+        WeightedRow(index=index, sample=each, weights_T=each.trainable_T.astype(float))
+        for index, each in enumerate(samples)
+    ]
+    assert len({tuple(each.token_ids_T) for each in samples}) == 2
+    model.model.train_vision()
+    (batch,) = micro_batches(rows, 10_000, torch.device("cpu"))
+    assert len(batch.tokens_N) < 1.5 * len(samples[0].token_ids_T), "the images are there once"
+    logprobs_U_V = model.model.logits(batch.states(model.model)).log_softmax(-1)
+    batch.of_tokens(logprobs_U_V.gather(1, batch.targets_U[:, None])[:, 0]).sum().backward()
+    theirs = copy.deepcopy(vision.model).requires_grad_()
+    for sample in samples:
+        ids = sample.token_ids_T.tolist()
+        places = np.flatnonzero(sample.trainable_T)
+        logprobs_T_V = vision.logprobs_with_graph(ids, images, theirs)
+        logprobs_T_V[places - 1, sample.token_ids_T[places]].sum().backward()
+    expected = {name: each.grad for name, each in theirs.named_parameters() if each.grad is not None}
+    ours = {name: each.grad for name, each in model.model.inner.named_parameters() if each.grad is not None}
+    assert ours.keys() == expected.keys()
+    tower = {id(each) for each in model.model.tower()}
+    assert any(id(each) in tower and each.grad is not None for each in model.model.inner.parameters())
+    for name, grad in ours.items():
+        scale = float(expected[name].abs().max())
+        assert float((grad - expected[name]).abs().max()) <= 2e-4 * scale + 1e-6, name
+
+
 async def test_the_prompt_is_the_one_that_the_processor_makes(
     vision: Any, picture: Make, shows: Make
 ) -> None:
@@ -159,11 +202,12 @@ async def test_the_prompt_is_the_one_that_the_processor_makes(
         client.renderer.render([shows(f"What is {vision.processor.image_token}?", picture(1))])
 
 
+@pytest.mark.parametrize("family", ["idefics3", "qwen3-vl"])
 @pytest.mark.parametrize(("kind", "rank"), [("frozen", 0), ("train", 0), ("frozen", 2), ("lora", 2)])
 async def test_the_tower_learns_only_where_it_is_to(
-    vision_model: Make, picture: Make, shows: Make, tmp_path: Path, kind: str, rank: int
+    vision_model: Make, picture: Make, shows: Make, tmp_path: Path, family: str, kind: str, rank: int
 ) -> None:
-    vision = vision_model("idefics3")
+    vision = vision_model(family)
     config = load_config(
         None, [f"model.path={vision.directory}", f"model.vision={kind}", f"lora.rank={rank}", "threads=1"]
     )
@@ -180,7 +224,8 @@ async def test_the_tower_learns_only_where_it_is_to(
     backend.publish_weights()
     after = model.model.state_dict_hf()
     changed_names = {name for name, each in after.items() if not torch.equal(each, before[name])}
-    in_tower = {name for name in changed_names if "vision_model" in name or "connector" in name}
+    words = ("vision_model", "connector", "visual")
+    in_tower = {name for name in changed_names if any(word in name for word in words)}
     assert tower
     assert changed_names - in_tower
     assert bool(in_tower) == (kind != "frozen")
