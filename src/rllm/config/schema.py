@@ -47,6 +47,8 @@ from rllm.types.call_budget import CallBudget, budget_problem
 
 LOCAL = "local"
 """The backend that trains on torch, in the process of the sampler."""
+FROZEN = "frozen"
+"""The value of `model.vision` for a part that does not learn."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,13 +65,13 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Run Python that the model's directory brings along, where transformers has none for the model. Read it
     first: it may do all that you may."""
-    vision: str = "frozen"
+    vision: str = FROZEN
     """Whether the part of a vision-language model that turns images into vectors learns as well: `frozen`,
     `train`, or `lora`, an adapter on it too (`lora.rank` > 0). Image tokens are never trained on."""
 
     def validate(self) -> None:
         one_of("model.dtype", self.dtype, ("auto", "float32", "bfloat16"))
-        one_of("model.vision", self.vision, ("frozen", "train", "lora"))
+        one_of("model.vision", self.vision, (FROZEN, "train", "lora"))
 
     @property
     def number_type(self) -> str:

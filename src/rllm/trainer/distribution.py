@@ -1,7 +1,7 @@
 """Refusals of a run on several processes: features that nobody has shown to be right there yet."""
 
 from rllm.config.distributed import SHARD
-from rllm.config.schema import LOCAL, TrainConfig
+from rllm.config.schema import FROZEN, LOCAL, TrainConfig
 from rllm.errors import ConfigError
 from rllm.trainer.backends.named import backend_kind
 
@@ -60,6 +60,12 @@ def _require_parts(config: TrainConfig) -> None:
             "would have a part: set it to adamw or muon, or `distributed.strategy` to replicate and "
             "`distributed.tensor_parallel` to 1."
         )
+    if config.distributed.strategy == SHARD and config.model.vision != FROZEN:
+        # Ranks gather a layer together, and each would go through the tower as often as it has images.
+        raise ConfigError(
+            f"`model.vision` is {config.model.vision!r}, and with `distributed.strategy` = shard processes "
+            f"gather layers in step, whatever images each has: set it to {FROZEN}, or that to replicate."
+        )
     if num_parts == 1:
         return
     if config.lora.base_dtype != "auto":
@@ -68,9 +74,15 @@ def _require_parts(config: TrainConfig) -> None:
             f"that {num_parts} processes would have (`distributed.tensor_parallel`); set it to auto, or that "
             "to 1."
         )
-    from rllm.trainer.memory_plan import shape_of
+    from rllm.models.directory import reads_images
+    from rllm.trainer.memory_plan import initial_config, shape_of
 
     for name, policy in config.named_policies.items():
+        if reads_images(initial_config(policy.path)):
+            raise ConfigError(
+                f"`distributed.tensor_parallel` is {num_parts}, and {policy.path} reads images, which is not "
+                "split among processes; leave it out, or set `distributed.strategy` to shard instead."
+            )
         if (shape := shape_of(policy.path)) is not None:
             shape.part(num_parts)
         elif config.adapter_of(name).rank:

@@ -253,12 +253,16 @@ def shape_of(path: str) -> DecoderShape | None:
 
     Raises ModelDirectoryError for numbers in its config.json that no model has.
     """
-    _, separator, preset = path.partition(":")
-    config = tiny_config(PRESETS[preset]) if separator else read_config(Path(path))
     try:
-        return DecoderShape.from_config(config)
+        return DecoderShape.from_config(initial_config(path))
     except ModelDirectoryError as error:
         raise ModelDirectoryError(f"{Path(path) / 'config.json'} {error}") from error
+
+
+def initial_config(path: str) -> dict[str, Any]:
+    """config.json of a policy's initial model."""
+    _, separator, preset = path.partition(":")
+    return tiny_config(PRESETS[preset]) if separator else read_config(Path(path))
 
 
 def machine_bytes(device: str) -> int:

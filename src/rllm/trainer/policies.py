@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.config.schema import TrainConfig
+from rllm.config.schema import FROZEN, TrainConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.errors import ConfigError
 from rllm.inference.local.client import LocalClient
-from rllm.models.builtin import PRESETS, create_model, tiny_config
+from rllm.models.builtin import PRESETS, create_model
 from rllm.models.devices import dtype_named, require_number_type, use_threads
 from rllm.models.directory import (
     LoadedModel,
     load_model,
     parameters_sha256,
-    read_config,
     reads_images,
     require_device,
     save_model,
@@ -39,7 +38,7 @@ from rllm.trainer.backends.base import TrainingBackend, refuse_unsupported
 from rllm.trainer.backends.named import backend_kind, service_kind
 from rllm.trainer.backends.torch import SUPPORTS, TorchBackend
 from rllm.trainer.backends.torch_distilling import DistillingBackend
-from rllm.trainer.memory_plan import shape_of
+from rllm.trainer.memory_plan import initial_config, shape_of
 from rllm.trainer.warm_start import answer_end
 from rllm.types.draws import draw_seed
 from rllm.types.sample import TrainingSample
@@ -253,8 +252,7 @@ def require_models(config: TrainConfig) -> None:
             key = f"policies.{name}.path" if config.policies and config.policies[name].path else "model.path"
             presets = ", ".join(f"builtin:{each}" for each in PRESETS)
             raise ConfigError(f"`{key}` is {policy.path!r}; write one of {presets}, or a directory.")
-        model_config = tiny_config(PRESETS[preset]) if separator else read_config(Path(policy.path))
-        has_vision = reads_images(model_config)
+        has_vision = reads_images(initial_config(policy.path))
         if has_vision and config.inference.engine == "vllm":
             raise ConfigError(
                 f"{policy.path} reads images, and `inference.engine` is 'vllm', whose servers get ids "
@@ -336,11 +334,11 @@ def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1
 
 def _require_vision(path: str, has_vision: bool, vision: str, rank: int) -> None:
     """Raises ConfigError where `model.vision` asks for what this model or its adapter cannot do."""
-    if vision == "frozen":
+    if vision == FROZEN:
         return
     if not has_vision:
         raise ConfigError(
-            f"`model.vision` is {vision!r}, but {path} reads text alone; leave it at frozen, or "
+            f"`model.vision` is {vision!r}, but {path} reads text alone; leave it at {FROZEN}, or "
             "train a model that reads images."
         )
     if vision == "train" and rank:

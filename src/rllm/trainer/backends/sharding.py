@@ -56,8 +56,9 @@ def shard_model(model: Any, ranks: RankGroup) -> Any:
             cast_forward_inputs=False,
         ),
     }
-    if not frozen:  # an adapter is small: it is one part, gathered with the model itself
-        for layer in twin.layers():
+    for layer in twin.layers():
+        # What is trained of others is small, as adapters are: one part, gathered with the model itself.
+        if frozen.isdisjoint(layer.parameters()):
             _take_masters(layer, masters)
             fully_shard(layer, **options)
     _take_masters(twin, masters)

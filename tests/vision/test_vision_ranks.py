@@ -1,0 +1,58 @@
+"""Models that read images on several processes: the update of one process, or a refusal at start."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rllm.config.loader import load_config
+from rllm.errors import ConfigError
+from rllm.trainer.distribution import require_distributed
+
+SHORT = (
+    "steps=2",
+    "warm_start.steps=2",
+    "evaluation.num_tasks=4",
+    "evaluation.every_steps=0",
+    "rollout.tasks_per_step=3",
+    "rollout.group_size=4",
+    "rollout.max_turns=2",
+    "optimizer.weight_decay=0.0",
+)
+
+
+def _trained(run: Path, *assignments: str, num_ranks: int) -> dict[str, torch.Tensor]:
+    words = [word for each in (*SHORT, *assignments) for word in ("--set", each)]
+    command = ["train", "frozenlake-pixels", *words, "--nproc", str(num_ranks), "--output", str(run)]
+    result = subprocess.run([sys.executable, "-m", "rllm", *command], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return {name: each for file in run.glob("model/*.safetensors") for name, each in load_file(file).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("vision", "strategy"), [("train", "replicate"), ("frozen", "replicate"), ("frozen", "shard")]
+)
+def test_two_processes_learn_from_pictures_as_one_does(tmp_path: Path, vision: str, strategy: str) -> None:
+    alone = _trained(tmp_path / "one", f"model.vision={vision}", num_ranks=1)
+    spread = (f"model.vision={vision}", f"distributed.strategy={strategy}")
+    together = _trained(tmp_path / "two", *spread, num_ranks=2)
+    assert together.keys() == alone.keys()
+    assert max(float((together[name] - alone[name]).abs().max()) for name in alone) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("assignments", "why"),
+    [
+        (["distributed.strategy=shard", "model.vision=train"], r"`model.vision` is 'train'.*frozen"),
+        (["distributed.strategy=shard", "model.vision=lora", "lora.rank=2"], "`model.vision` is 'lora'"),
+        (["distributed.tensor_parallel=2"], r"builtin:tiny-vl reads images"),
+    ],
+)
+def test_what_processes_cannot_share_of_a_tower_is_refused(assignments: list[str], why: str) -> None:
+    config = load_config(None, ["model.path=builtin:tiny-vl", "optimizer.name=adamw", *assignments])
+    with pytest.raises(ConfigError, match=why):
+        require_distributed(config, 2, is_program=False)
