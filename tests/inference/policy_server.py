@@ -3,9 +3,9 @@
     with PolicyServer(model_directory) as server: …server.url…
 
 It answers /v1/models, /version, /health, /v1/completions (whole and streamed: token ids, log-probabilities,
-those of the prompt), and the calls that bring new weights. `stop` ends it with all its connections, `start`
-begins it anew, on the same port, with the weights that it had first. `transcript.py` holds it and a real one
-to the same answers.
+those of the prompt), /inference/v1/generate with images, and the calls that bring new weights. `stop` ends it
+with all its connections, `start` begins it anew, on the same port, with the weights that it had first.
+`transcript.py` holds it and a real one to the same answers.
 """
 
 import asyncio
@@ -26,6 +26,8 @@ from rllm.inference.client import TokenPiece
 from rllm.inference.local.client import LocalClient
 from rllm.models.directory import LoadedModel, load_model
 from rllm.models.lora import load_adapter, with_adapter
+from rllm.rendering.images import IMAGES, image_of
+from rllm.types.images import PATCH_IDS_FROM, ImageFile
 from rllm.types.messages import FinishReason, ModelOutput, SamplingParams, TopLogprobs
 
 _OF_ENGINE = {
@@ -47,11 +49,15 @@ class PolicyServer:
         is_raw: bool = False,
         tells_version: bool = False,
         engine: str = "vllm",
+        takes_images: bool = True,
     ) -> None:
         """`tells_version`: each answer names the version that the server was told, as SGLang does. `is_raw`:
         log-probabilities of answers are those at temperature 1, whatever they are sampled at. `engine`: whose
         calls it knows, `vllm` or `sglang`."""
         self.engine = engine
+        self.takes_images = takes_images
+        self.sees: Callable[[ImageFile], ImageFile] = lambda image: image
+        """What it makes of an image."""
         self.is_raw = is_raw
         self.tells_version = tells_version
         self.directory = directory
@@ -195,6 +201,8 @@ class PolicyServer:
                 return web.json_response({"results": [None]})
             case "/reset_prefix_cache":
                 return web.json_response({"success": True})
+            case "/reset_encoder_cache":
+                return web.json_response({})
             case "/update_weight_version":
                 self._version = (await http.json())["new_version"]
                 self.versions.append(self._version)
@@ -215,8 +223,12 @@ class PolicyServer:
             case "/v1/completions" if self.fails_next:
                 self.fails_next -= 1
                 return web.json_response({"error": {"message": "out of memory"}}, status=500)
-            case "/v1/completions":
+            case "/inference/v1/generate" if not self.takes_images:
+                return web.json_response({"detail": "Forbidden"}, status=403)
+            case "/v1/completions" | "/inference/v1/generate":
                 body = await http.json()
+                if http.path != "/v1/completions":
+                    body = self._as_completion(body)
                 if body["model"] not in ("policy", *self._adapters):
                     return _refusal(404, f"The model `{body['model']}` does not exist.")
                 if len(body["prompt"]) >= self.max_context:
@@ -225,6 +237,26 @@ class PolicyServer:
                     return await (self._stream(http, body) if body.get("stream") else self._complete(body))
             case _:
                 return web.json_response({"error": {"message": http.path}}, status=404)
+
+    def _as_completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The completion that a call with images asks for."""
+        assert self._model is not None
+        reader = self._model.tokenizer.images
+        assert reader is not None
+        images = [self.sees(image_of(part["url"])) for part in body["content_parts"]]
+        for image in images:
+            IMAGES.add(image)
+        left, row = iter(images), list[int]()
+        for token in body["token_ids"]:
+            row += reader.ids(next(left)) if token == reader.mark_id else [token]
+        read = [reader.mark_id if token >= PATCH_IDS_FROM else token for token in row]
+        return {
+            **body["sampling_params"],
+            "model": body["model"],
+            "prompt": row,
+            "stream": body["stream"],
+            "read_ids": read,
+        }
 
     def _reload(self, directory: Path) -> None:
         if self.ignores_weights:
@@ -302,7 +334,7 @@ class PolicyServer:
         await self._count_answer()
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(output.completion_ids)}
         reply = {"id": f"cmpl-{self.num_answered}", "choices": [choice], "usage": usage, **self._told()}
-        return web.json_response(reply)
+        return web.json_response(_as_generated(reply, body))
 
     async def _stream(self, http: web.BaseRequest, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -318,23 +350,23 @@ class PolicyServer:
             held: TokenPiece | None = None
             while (piece := await pieces.get()) is not None:
                 if held is not None:
-                    await self._send(response, {"text": held.text, **told, **_tokens_of(held)})
+                    await self._send(response, {"text": held.text, **told, **_tokens_of(held)}, body)
                     told = {}
                 held = piece
                 self.on_piece()
             output = answer.result()
             last = held or TokenPiece()
-            await self._send(
-                response, {"text": last.text, **told, **_tokens_of(last), **_end_of(output, body)}
-            )
+            end = {"text": last.text, **told, **_tokens_of(last), **_end_of(output, body)}
+            await self._send(response, end, body)
             await response.write(b"data: [DONE]\n\n")
         finally:
             answer.cancel()
         await self._count_answer()
         return response
 
-    async def _send(self, response: web.StreamResponse, choice: dict[str, Any]) -> None:
+    async def _send(self, response: web.StreamResponse, choice: dict[str, Any], body: dict[str, Any]) -> None:
         chunk = {"id": "cmpl", "choices": [{"index": 0, "finish_reason": None, **choice}], **self._told()}
+        chunk = _as_generated(chunk, body)
         await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
     def _client_of(self, body: dict[str, Any]) -> LocalClient:
@@ -353,6 +385,30 @@ class PolicyServer:
         if self.engine == "sglang":
             return {"metadata": {"weight_version": self._version}}
         return {"weight_version": self._version} if self.tells_version else {}
+
+
+def _as_generated(chunk: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+    """The same in the form of /inference/v1/generate, where that was asked: ids as they are, and what is
+    said of the prompt at the top."""
+    if "read_ids" not in body:
+        return chunk
+    (choice,) = chunk["choices"]
+    ids, named = choice["token_ids"], choice["logprobs"]
+    content = [
+        {"token_id": token, "logprob": logprob, "top_logprobs": [{"token_id": token, "logprob": logprob}]}
+        for token, logprob in zip(ids, named["token_logprobs"], strict=True)
+    ]
+    reply = {"request_id": chunk["id"], "usage": chunk.get("usage"), "prompt_token_ids": None}
+    if "prompt_token_ids" in choice:
+        reply["prompt_token_ids"] = body["read_ids"]
+    if "prompt_logprobs" in choice:
+        scored = zip(choice["prompt_logprobs"], body["read_ids"], strict=True)
+        reply["prompt_logprobs"] = [
+            each and {str(token): next(iter(each.values()))} for each, token in scored
+        ]
+    kept = {name: choice[name] for name in ("index", "finish_reason") if name in choice}
+    stop = {"stop_reason": choice.get("stop_reason")}
+    return {**reply, "choices": [{**kept, **stop, "token_ids": ids, "logprobs": {"content": content}}]}
 
 
 def _refusal(status: int, message: str) -> web.Response:

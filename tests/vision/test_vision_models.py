@@ -251,8 +251,9 @@ async def test_the_tower_learns_only_where_it_is_to(
                 'inference.servers=["http://127.0.0.1:1/v1"]',
                 "inference.lockstep=false",
                 "algorithm.old_logprobs=trainer",
+                "lora.rank=2",
             ],
-            "reads images, and `inference.engine` is 'vllm'",
+            r"reads images.*rank 2.*`inference\.engine` is 'vllm'.*`lora\.rank`",
         ),
     ],
 )

@@ -125,7 +125,8 @@ class ServerHttp:
     async def open(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Response:
-        """The response, once its headers are there; to be released.
+        """The response, once its headers are there; to be released. `path` is a whole address, or goes on
+        behind the server's.
 
         Raises InferenceError, ContextLengthError or HttpRefusal, as the diagram says.
         """
@@ -154,7 +155,7 @@ class ServerHttp:
         while True:
             try:
                 return await self.session.post(
-                    self.base_url + path,
+                    path if path.startswith("http") else self.base_url + path,
                     data=data(),
                     headers=headers,
                     allow_redirects=False,

@@ -14,7 +14,7 @@ With a grammar, the server does not tell which tokens it left no choice about: a
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +27,7 @@ from rllm.inference.openai_http import AskedOnce
 from rllm.inference.publish_gate import Gate
 from rllm.inference.token_session import TokenSession
 from rllm.inference.vllm_http import VLLMHttp, VLLMServerFacts
+from rllm.inference.vllm_images import NEEDS, complete_with_images, shows_images
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer
 from rllm.types.draws import draw_seed
@@ -216,6 +217,8 @@ class VLLMClient(ModelClient):
                 f"The server at {self.base_url} has new weights, but keeps what the old ones have read "
                 f"({reply}); publish again."
             )
+        if self.tokenizer.images is not None:  # what the old ones saw in images
+            await self._http.tell("/reset_encoder_cache", {})
 
     async def load_adapter(self, directory: Path, policy_version: int) -> None:
         """Let the server answer by an adapter in peft's format, in a place that it can see itself.
@@ -351,7 +354,7 @@ class VLLMClient(ModelClient):
         version = self._policy_version
         part = answer.part(self.base_url, version)
         server_policy_version: int | None = None
-        async with aclosing(self._http.complete(self._body(part, max_tokens))) as chunks:
+        async with aclosing(self._ask(self._body(part, max_tokens))) as chunks:
             async for chunk in chunks:
                 if (told := version_of(chunk)) is not None:
                     server_policy_version = told
@@ -422,7 +425,7 @@ class VLLMClient(ModelClient):
         body = self._body(greedy.part(self.base_url, 0), 1) | {"stream": False, "prompt_logprobs": 0}
         for name in ("seed", "stream_options"):
             body.pop(name, None)
-        async with self._gate.passing(), aclosing(self._http.complete(body)) as chunks:
+        async with self._gate.passing(), aclosing(self._ask(body)) as chunks:
             (reply,) = [chunk async for chunk in chunks]
         scores = reply["choices"][0]["prompt_logprobs"][start:]
         return [float(each[str(token)]["logprob"]) for each, token in zip(scores, ids[start:], strict=True)]
@@ -448,6 +451,18 @@ class VLLMClient(ModelClient):
 
     async def close(self) -> None:
         await self.release()
+
+    def _ask(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks that answer a request, which is `_body`'s."""
+        reader = self.tokenizer.images
+        if reader is None or not shows_images(body["prompt"]):
+            return self._http.complete(body)
+        if self.facts.engine != "vllm":
+            raise ConfigError(
+                f"The server at {self.base_url} is {self.facts.engine}, which takes no images with prompts "
+                f"of ids; serve the model with {NEEDS}."
+            )
+        return complete_with_images(self._http, body, reader)
 
     def _body(self, part: AnswerPart, max_tokens: int) -> dict[str, Any]:
         """The request for a part of an answer that may have `max_tokens` in all."""

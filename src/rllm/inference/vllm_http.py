@@ -63,7 +63,7 @@ class VLLMHttp(ServerHttp):
                 f"The server at {self.base_url} does not tell the `max_model_len` of {entry['id']}, as vLLM "
                 "and SGLang do; serve the model with one of them."
             )
-        version_reply = await self.get(f"{self.base_url.removesuffix('/v1')}/version")
+        version_reply = await self.get(f"{self.root}/version")
         version = version_reply.get("version") if isinstance(version_reply, dict) else None
         return VLLMServerFacts(
             model=entry["id"],
@@ -72,9 +72,17 @@ class VLLMHttp(ServerHttp):
             version=_numbers(version) if isinstance(version, str) else (),
         )
 
-    async def complete(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of an answer, or the one reply. Leaving early closes the connection."""
-        response = await self._open(body)
+    @property
+    def root(self) -> str:
+        """The address that calls hang on which are not of OpenAI's protocol."""
+        return self.base_url.removesuffix("/v1")
+
+    async def complete(
+        self, body: Mapping[str, Any], path: str = "/completions", needs: str = ""
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of an answer, or the one reply. Leaving early closes the connection. `needs` is what a
+        server lacks that does not know `path`."""
+        response = await self._open(body, path, needs)
         try:
             if response.content_type == "text/event-stream":
                 async with aclosing(self._chunks(response)) as chunks:
@@ -95,7 +103,7 @@ class VLLMHttp(ServerHttp):
     ) -> Any:
         """The reply to one of the calls that manage a server, from the root of its address; `needs` is what a
         server without it lacks."""
-        root = self.base_url.removesuffix("/v1")
+        root = self.root
         with self.failures():
             async with self.session.post(
                 root + path, json=dict(body), trace_request_ctx=WhichConnection()
@@ -118,10 +126,15 @@ class VLLMHttp(ServerHttp):
         ids = reply.get("tokens") if isinstance(reply, dict) else None
         return ids if isinstance(ids, list) else None
 
-    async def _open(self, body: dict[str, Any]) -> Response:
+    async def _open(self, body: Mapping[str, Any], path: str, needs: str) -> Response:
         try:
-            return await self.open("/completions", body)
+            return await self.open(path, body)
         except HttpRefusal as error:
+            if needs and error.status in (403, 404):
+                raise ConfigError(
+                    f"The server at {self.base_url} refused {path} ({error.status}: {error.said}); start it "
+                    f"with {needs}."
+                ) from error
             if error.status in (400, 422):
                 raise ValueError(
                     f"The server at {self.base_url} refused the request: {error.said}"

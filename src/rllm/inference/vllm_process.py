@@ -55,6 +55,8 @@ class ServerSettings:
     device: str = "cpu"
     adapter_rank: int = 0
     """The rank of the adapters that it gets; 0 where it gets whole models."""
+    reads_images: bool = False
+    """Whether its prompts of ids show images."""
     cache_gb: int = 1
     """The memory of keys and values, on a CPU."""
 
@@ -74,6 +76,7 @@ class ServerSettings:
             *("--logprobs-mode", "processed_logprobs"),
             "--enforce-eager",
             *("--structured-outputs-config.backend", "guidance"),  # the one that reads Lark grammars
+            *(("--enable-scale-out",) if self.reads_images else ()),
             *(("--enable-lora", "--max-loras", "2") if self.adapter_rank else ()),
             *(("--max-lora-rank", str(_lora_rank(self.adapter_rank))) if self.adapter_rank else ()),
         ]

@@ -6,6 +6,7 @@ nothing, a stale cache or an adapter that never arrived fails the first check th
 what both sides said of it last are part of a checkpoint, so the first publish after a resume is checked too.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -13,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rllm.errors import CanaryError
-from rllm.rendering.images import IMAGES, as_data_url, image_of
+from rllm.rendering.images import IMAGES, ImageReader, as_data_url, image_of
 from rllm.types.images import ImageFile, image_numbers
-from rllm.types.sample import TrainingSample
+from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
 TOLERANCE = 1e-3
 """Nats. In float32 the two passes differ by about 1e-5; other weights differ by far more."""
@@ -134,3 +135,17 @@ def row_to_score(
         order_key=("canary", 0, 0, 0),
         temperature=temperature,
     )
+
+
+def row_with_image(reader: ImageReader, ids: Sequence[int]) -> TrainingSample:
+    """`ids` to be scored behind a picture, which a sampler has to scale and colour as the trainer does."""
+    from PIL import Image  # whoever reads images has it
+
+    y, x, colour = np.ogrid[:56, :80, :3]
+    pixels = 127.5 * (1.0 + np.sin(x / 5 + colour) * np.cos(y / 7 - colour))
+    file = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")
+    picture = ImageFile(file.getvalue(), "image/png")
+    IMAGES.add(picture)
+    before = list(reader.ids(picture))
+    return row_to_score([*before, *ids], [NOT_SAMPLED] * len(before) + [0] * len(ids))

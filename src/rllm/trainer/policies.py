@@ -253,10 +253,10 @@ def require_models(config: TrainConfig) -> None:
             presets = ", ".join(f"builtin:{each}" for each in PRESETS)
             raise ConfigError(f"`{key}` is {policy.path!r}; write one of {presets}, or a directory.")
         has_vision = reads_images(initial_config(policy.path))
-        if has_vision and config.inference.engine == "vllm":
+        if has_vision and config.inference.engine == "vllm" and (rank := config.adapter_of(name).rank):
             raise ConfigError(
-                f"{policy.path} reads images, and `inference.engine` is 'vllm', whose servers get ids "
-                "without pixels; set it to local."
+                f"{policy.path} reads images, and an adapter of rank {rank} is trained, which nobody has "
+                "tried on servers (`inference.engine` is 'vllm'). Set `lora.rank` to 0, or that to local."
             )
         _require_vision(policy.path, has_vision, config.model.vision, config.adapter_of(name).rank)
         _require_context(policy.path, config.inference.max_context)

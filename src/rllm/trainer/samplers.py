@@ -23,7 +23,7 @@ from rllm.inference.vllm_process import ServerProcess, ServerSettings, require_v
 from rllm.models.directory import LoadedModel, save_model
 from rllm.models.lora import save_adapter
 from rllm.trainer.backends.torch_optimizer import HALF
-from rllm.trainer.canary import HALF_TOLERANCE, TOLERANCE, Canary, CanaryTrainer, row_to_score
+from rllm.trainer.canary import HALF_TOLERANCE, TOLERANCE, Canary, CanaryTrainer, row_to_score, row_with_image
 from rllm.trainer.policies import PolicyModel, make_client
 from rllm.trainer.reference import ModelScorer
 from rllm.types.messages import SamplingParams
@@ -139,15 +139,17 @@ async def require_same_model(config: TrainConfig, client: PolicyClient, policy: 
             with _refused_by_key(config, policy.name, replica.url):
                 await replica.client.require_tokenizer()
                 await client.bring_up_to_date(replica)
-                vocab_size = policy.loaded.config["vocab_size"]
-                await _require_same_model(replica.client, trainer, vocab_size, config.rollout.temperature)
+                await _require_same_model(replica.client, trainer, policy.loaded, config.rollout.temperature)
 
 
 async def _require_same_model(
-    server: "VLLMClient", trainer: CanaryTrainer, vocab_size: int, temperature: float
+    server: "VLLMClient", trainer: CanaryTrainer, model: LoadedModel, temperature: float
 ) -> None:
+    vocab_size = model.vocab_size
     prompt = list(range(min(ROW, vocab_size)))
     await Canary(1.0).check(trainer, server, [row_to_score(prompt)])
+    if (reader := model.tokenizer.images) is not None:
+        await Canary(1.0).check(trainer, server, [row_with_image(reader, prompt)])
     output = await server.generate_ids(prompt, SamplingParams(temperature=temperature, max_tokens=ROW))
     if max(output.completion_ids) >= vocab_size:
         raise ConfigError(f"It sampled the id {max(output.completion_ids)} of a vocabulary of {vocab_size}.")
@@ -177,6 +179,7 @@ async def _start(
         dtype=config.model.number_type,
         device=config.model.device,
         adapter_rank=config.adapter_of(policy).rank,
+        reads_images=model.tokenizer.images is not None,
     )
     place = list(config.named_policies).index(policy)
     return await start_replicas(
