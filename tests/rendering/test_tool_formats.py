@@ -414,6 +414,36 @@ def test_a_quote_behind_a_backslash_ends_no_text_wherever_the_answer_is_cut() ->
         assert _streamed(HERMES, [text[:cut], text[cut:]])[0] == whole
 
 
+NO_HEAD = "§<>\n\"§" * 80
+"""Goes on no call, wherever its head was cut off; longer than any name."""
+
+
+@pytest.mark.parametrize("tool_format", WITH_TAGS, ids=lambda each: each.name)
+@pytest.mark.parametrize("by_sign", [False, True])
+def test_a_head_is_held_back_while_it_may_be_one_and_given_back_at_once_when_it_cannot(
+    tool_format: Any, by_sign: bool
+) -> None:
+    """At every place before the call is sure."""
+    written = WRITTEN[tool_format.name]
+    for cut in range(len(tool_format.opener) or 1, len(written)):
+        head = written[:cut]
+        stream = tool_format.stream()
+        begins = any(event.kind == "call" for event in stream.feed(head))
+        if begins or '"arguments":' in head:  # what follows is its value, also where that is no JSON
+            break
+        stream = tool_format.stream()
+        pieces = list(head) if by_sign else [head]
+        assert not [event for piece in pieces for event in stream.feed(piece)], head
+        pieces = list(NO_HEAD) if by_sign else [NO_HEAD]
+        given_back = [event for piece in pieces for event in stream.feed(piece)]
+        assert {event.kind for event in given_back} == {"text"}, head
+        assert "".join(event.text for event in given_back) == head + NO_HEAD
+        assert not stream.finish()
+        assert stream.unparsed_markup or not tool_format.opener
+    else:
+        pytest.fail("the call never began")
+
+
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda each: each.name)
 def test_no_part_of_a_tag_is_ever_emitted_and_arguments_come_as_they_are_written(tool_format: Any) -> None:
     thought = "<|channel|>analysis<|message|>Oslo<|end|>" if tool_format is HARMONY else "<think>Oslo</think>"
