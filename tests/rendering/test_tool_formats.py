@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -184,6 +185,7 @@ def test_a_head_that_is_longer_than_any_name_is_text() -> None:
         text = WRITTEN[tool_format.name].replace("weather", long)
         parsed = tool_format.parse(text)
         assert (parsed.content, parsed.calls, parsed.unparsed_markup) == (text, [], True)
+        assert tool_format.stream().feed(text), "it is known by its head"
 
 
 def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
@@ -332,6 +334,10 @@ def test_a_channel_says_what_is_reasoning_what_is_text_and_what_is_a_call() -> N
     assert HARMONY.parse(f"{THOUGHT}<|channel|>final<|message|>Os") == ParsedAnswer(
         content="Os", reasoning="Oslo, I think."
     )
+    for ends in ("<|end|><|end|>", "<|end|> <|return|>", "<|return|><|call|>"):
+        assert HARMONY.parse(f"{THOUGHT}<|channel|>final<|message|>Oslo.{ends}More.") == ParsedAnswer(
+            content="Oslo.\nMore.", reasoning="Oslo, I think."
+        )
     for next_message in ("<|channel|>", "<|start|>assistant<|channel|>"):  # the one before has no end
         unended = f"<|channel|>analysis<|message|>Hm{next_message}final<|message|>Oslo."
         assert HARMONY.parse(unended) == ParsedAnswer(content="Oslo.", reasoning="Hm")
@@ -414,34 +420,35 @@ def test_a_quote_behind_a_backslash_ends_no_text_wherever_the_answer_is_cut() ->
         assert _streamed(HERMES, [text[:cut], text[cut:]])[0] == whole
 
 
-NO_HEAD = "§<>\n\"§" * 80
-"""Goes on no call, wherever its head was cut off; longer than any name."""
+NO_HEADS = [f'{sign}{"§<>" * 100}\n"§' for sign in ("", "<", ">", '"', "\n")]
+"""Go on no call, wherever its head was cut off, and are longer than any name."""
 
 
 @pytest.mark.parametrize("tool_format", WITH_TAGS, ids=lambda each: each.name)
-@pytest.mark.parametrize("by_sign", [False, True])
 def test_a_head_is_held_back_while_it_may_be_one_and_given_back_at_once_when_it_cannot(
-    tool_format: Any, by_sign: bool
+    tool_format: Any,
 ) -> None:
-    """At every place before the call is sure."""
+    """At every place before the call is sure, in one piece and sign by sign."""
     written = WRITTEN[tool_format.name]
-    for cut in range(len(tool_format.opener) or 1, len(written)):
-        head = written[:cut]
-        stream = tool_format.stream()
-        begins = any(event.kind == "call" for event in stream.feed(head))
-        if begins or '"arguments":' in head:  # what follows is its value, also where that is no JSON
-            break
-        stream = tool_format.stream()
-        pieces = list(head) if by_sign else [head]
-        assert not [event for piece in pieces for event in stream.feed(piece)], head
-        pieces = list(NO_HEAD) if by_sign else [NO_HEAD]
-        given_back = [event for piece in pieces for event in stream.feed(piece)]
-        assert {event.kind for event in given_back} == {"text"}, head
-        assert "".join(event.text for event in given_back) == head + NO_HEAD
-        assert not stream.finish()
-        assert stream.unparsed_markup or not tool_format.opener
-    else:
-        pytest.fail("the call never began")
+
+    def begins(text: str) -> bool:
+        return any(event.kind == "call" for event in tool_format.stream().feed(text))
+
+    # What follows `"arguments":` is their value, also where it is no JSON.
+    heads = [written[:cut] for cut in range(len(tool_format.opener) or 1, len(written))]
+    heads = [each for each in heads if not begins(each) and '"arguments":' not in each]
+    assert len(heads) >= 9
+    for head, no_head in product(heads, NO_HEADS):
+        if begins(head + no_head[0]):
+            continue
+        for first, second in ([head], [no_head]), (head, no_head):
+            stream = tool_format.stream()
+            assert not [event for piece in first for event in stream.feed(piece)], head
+            given_back = [event for piece in second for event in stream.feed(piece)]
+            assert {event.kind for event in given_back} == {"text"}, (head, no_head[0])
+            assert "".join(event.text for event in given_back) == head + no_head
+            assert not stream.finish()
+            assert stream.unparsed_markup or not tool_format.opener
 
 
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda each: each.name)

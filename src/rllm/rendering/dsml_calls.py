@@ -39,6 +39,9 @@ class _At(StrEnum):
 class DsmlCallReader:
     """Calls up to the tag that ends them all."""
 
+    _num_parameters: int
+    """Those of the call that is being read."""
+
     def __init__(self) -> None:
         self.rest = ""
         self._at = _At.BETWEEN
@@ -46,7 +49,6 @@ class DsmlCallReader:
         self._is_text = False
         self._json: list[str] = []
         """The JSON of the value that is being read, where it is no text."""
-        self._num_parameters = 0
 
     def read(self, sink: CallSink, *, final: bool) -> ReadVerdict:
         verdict = None
