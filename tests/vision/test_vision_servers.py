@@ -7,12 +7,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from PIL import Image, ImageOps
 
 from rllm.agents.conversation import ConversationAgent
+from rllm.build.gateways import Address, FleetSettings, fleet_gateway
 from rllm.environments.base import BaseEnv
 from rllm.errors import CanaryError, ConfigError
+from rllm.inference.local.client import LocalClient
 from rllm.inference.vllm_images import marked_prompt
 from rllm.models.directory import load_model
 from rllm.rendering.chat import ChatRenderer
@@ -21,6 +24,7 @@ from rllm.tracking.jsonl import read_metrics
 from rllm.trainer import AgentTrainer
 from rllm.trainer.replay import replay
 from rllm.types.images import PATCH_IDS_FROM, ImageFile
+from rllm.types.messages import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
 from policy_server import PolicyServer
@@ -149,6 +153,30 @@ def test_answers_to_images_go_on_across_new_weights(
     train("run", servers, **changes).train()
     assert len(_rows(tmp_path / "run")) == 3 * 6 * 2
     assert replay(train("run", servers, **changes)).is_identical
+
+
+async def test_a_fleet_behind_one_address_answers_questions_about_images(
+    eyes: Path, servers: list[PolicyServer], picture: Make, shows: Make, tmp_path: Path
+) -> None:
+    model = load_model(eyes)
+    message = shows("What is it?", picture(1))
+    local = LocalClient(model, num_slots=4, max_context=400)
+    ids = ChatRenderer(model.tokenizer).render([message])
+    expected = await local.generate_ids(ids, SamplingParams(temperature=0.0, max_tokens=8))
+    await local.close()
+    settings = FleetSettings(servers=[each.url for each in servers], processed_logprobs=True)
+    address = Address(token="token", ledger=tmp_path / "ledger")
+    async with (
+        fleet_gateway(address, eyes, settings) as gateway,
+        gateway,
+        aiohttp.ClientSession() as http,
+    ):
+        url = f"{gateway.url}/k/{gateway.token}/sessions/one/v1/chat/completions"
+        body = {"messages": [message], "max_tokens": 8, "temperature": 0.0, "return_token_ids": True}
+        async with http.post(url, json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            (choice,) = (await reply.json())["choices"]
+    assert choice["token_ids"] == expected.completion_ids
 
 
 def _mirrored(image: ImageFile) -> ImageFile:

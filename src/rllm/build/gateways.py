@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rllm.build.models import local_client, model_directory
 from rllm.build.providers import ModelPlace, Protocol
@@ -189,6 +189,10 @@ async def fleet_gateway(
     directory = model_directory(model)
     require_guarded(address.host, address.token)
     tokenizer = HuggingFaceTokenizer(directory, trust_remote_code=trust_remote_code)
+    if "vision_config" in (config := _config_of(directory)):  # what follows needs torch
+        from rllm.models.directory import image_processor
+
+        tokenizer.read_images(image_processor(directory, config, trust_remote_code=trust_remote_code))
     async with AsyncExitStack() as open_until_done:
         listening = listening_socket(address.host, address.port)
         open_until_done.callback(listening.close)
@@ -246,13 +250,19 @@ async def _start_replicas(
         max_prefill_tokens=SERVED_PREFILL,
         dtype=settings.dtype,
         device=settings.device,
+        reads_images="vision_config" in _config_of(model),
     )
     return await start_replicas(of_each, settings.replicas, logs, open_until_done)
 
 
+def _config_of(model: Path) -> dict[str, Any]:
+    return json.loads((model / "config.json").read_text())
+
+
 def _positions_of(model: Path) -> int:
     """Tokens that the model was made for."""
-    positions = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
+    config = _config_of(model)
+    positions = config.get("text_config", config).get("max_position_embeddings")
     return positions if isinstance(positions, int) else 2048
 
 

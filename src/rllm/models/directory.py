@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -24,6 +24,9 @@ from rllm.models.foreign import json_object, require_no_code, require_plain_file
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.models.vision.grids import ImageGrids
 from rllm.rendering.chat import ChatRenderer
+
+if TYPE_CHECKING:
+    from rllm.models.vision.processor import VisionProcessor
 
 INDEX = "model.safetensors.index.json"
 
@@ -139,10 +142,8 @@ def load_model(
         model = _decoder(shape, weights, directory, dtype)
     elif reads_images(config):
         from rllm.models.vision.language import VisionLanguageDecoder
-        from rllm.models.vision.processor import GridProcessor, VisionProcessor
 
-        processor_class = GridProcessor if _places_in_grids(config) else VisionProcessor
-        images = processor_class(directory, config, trust_remote_code=trust_remote_code)
+        images = image_processor(directory, config, trust_remote_code=trust_remote_code)
         tokenizer.read_images(images)
         model = VisionLanguageDecoder(
             directory, weights, dtype, images=images, trust_remote_code=trust_remote_code
@@ -191,6 +192,16 @@ def describe_model(directory: Path, *, model: Any) -> LoadedModel:
 def reads_images(config: dict[str, Any]) -> bool:
     """Whether a config.json is of a model that reads images as well as text."""
     return isinstance(config.get("vision_config"), dict)
+
+
+def image_processor(
+    directory: Path, config: dict[str, Any], *, trust_remote_code: bool = False
+) -> "VisionProcessor":
+    """Load the processor of a model that reads images."""
+    from rllm.models.vision.processor import GridProcessor, VisionProcessor
+
+    processor_class = GridProcessor if _places_in_grids(config) else VisionProcessor
+    return processor_class(directory, config, trust_remote_code=trust_remote_code)
 
 
 def _places_in_grids(config: dict[str, Any]) -> bool:
