@@ -14,11 +14,13 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rllm.data.swe_rows import SWETask
 from rllm.errors import ConfigError
+from rllm.rewards import swe_grading, swe_tampering
 from rllm.rewards.attacks import AttackVerdict
 from rllm.rewards.swe_tampering import examine_task, swe_tamperings
 from rllm.rewards.swe_world import SWEWorld
@@ -83,10 +85,46 @@ def test_some_tamperings_are_worth_nothing_and_the_reference_is_paid(task: SWETa
     world = SWEWorld.of(task, backend=usable_backend(), limits=LIMITS)
     findings = examine_task(world, SOME)
     assert [each for each in findings if each.verdict is not AttackVerdict.HELD] == []
-    assert [each.score for each in findings] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-    assert "must fail" in findings[4].reason
+    assert [each.score for each in findings] == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert "must fail" in findings[3].reason
     with pytest.raises(ConfigError, match="no tampering 'other'"):
         examine_task(world, ["other"])
+
+
+def test_tests_are_run_once_on_each_tree_and_twice_on_the_reference(
+    task: SWETask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two leave nothing in the repository, the third a file that is taken back before tests run;
+    with the last one the tests do not run to their end."""
+    patches: list[str] = []
+    runs: list[swe_grading.TestRun] = []
+
+    def run_tests(world: SWEWorld, patch: str, **options: Any) -> swe_grading.TestRun:
+        patches.append(patch)
+        runs.append(real_run_tests(world, patch, **options))
+        return runs[-1]
+
+    real_run_tests = swe_grading.run_tests
+    monkeypatch.setattr(swe_grading, "run_tests", run_tests)
+    world = SWEWorld.of(task, backend=usable_backend(), limits=LIMITS)
+    names = ("the interpreter", "the installed pytest", "tox.ini", "the source ends the run")
+    findings = examine_task(world, names)
+    assert [each.score for each in findings] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    gold = world.repository.gold
+    assert (patches[0], patches[-1]) == (gold, gold)
+    assert len(patches) == len({*patches}) + 1 == 5
+    assert runs[2] is runs[1], "whoever is graded by the same tree is graded by the same run"
+    assert len({*map(id, runs)}) == 4
+
+
+def test_what_mends_the_issue_and_breaks_another_test_is_worth_nothing(
+    task: SWETask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "sed -i 's/a - b/a + b/; s/2 [*] a/3 * a/' calc/__init__.py"
+    monkeypatch.setattr(swe_tampering, "swe_tamperings", lambda: {"breaks": script})
+    findings = examine_task(SWEWorld.of(task, backend=usable_backend(), limits=LIMITS))
+    assert [each.score for each in findings] == [1.0, 0.0, 0.0, 1.0]
+    assert "test_twice" in findings[2].reason
 
 
 @pytest.mark.slow
@@ -154,7 +192,7 @@ def test_a_task_whose_tests_toss_a_coin_is_flaky(tmp_path: Path, monkeypatch: py
     fields = {"test_files": {"tests/test_add.py": TOSSED}, "FAIL_TO_PASS": tossed}
     task = SWETask.from_row(row(source, base_commit=commit, **fields))
     world = SWEWorld.of(task, backend=usable_backend(), limits=LIMITS)
-    again = examine_task(world, ())[1]
+    again = examine_task(world, ())[-1]
     assert again.verdict is AttackVerdict.BROKEN
     assert re.match(
         r"flaky: tests/test_add.py::test_toss\[\d+\] ended as (PASSED|FAILED) and then as", again.reason

@@ -89,44 +89,67 @@ class TestRun:
     """A test that must fail has passed, or was an expected failure: the patch changed how tests are run."""
     log: str = ""
     """The end of what the run printed."""
+    tree: str = ""
+    """A hash of the repository as the tests found it, where one was asked for and they came to their end."""
 
 
-def grade_patch(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) -> Grade:
+def grade_patch(
+    world: SWEWorld,
+    patch: str,
+    *,
+    timeout_s: float = 300.0,
+    reference_runs: bool = False,
+    known_runs: dict[str, TestRun] | None = None,
+) -> Grade:
     """1 for an issue that is resolved in full, else 0, with the status of each test in its metadata.
 
-    Raises RewardError where the row's own solution does not bring its tests to their end either, SandboxError
-    where a sandbox fails.
+    `reference_runs`: the tests are known to run to their end on the reference solution, so that they need not
+    be run on it where they do not on the patch. `known_runs`: see `run_tests`. Raises RewardError where the
+    row's own solution does not bring its tests to their end either, SandboxError where a sandbox fails.
     """
     if not patch.strip():
         return wrong(NO_PATCH)
     if _INSIDE_GIT.search(patch):
         return wrong("the patch reaches into .git", patch)
-    test_run = run_tests(world, patch, timeout_s=timeout_s)
+    test_run = run_tests(world, patch, timeout_s=timeout_s, known_runs=known_runs)
     if test_run.fault == NOT_APPLIED:
         return wrong(NOT_APPLIED, patch)
     if test_run.fault:
-        _require_runs_without(world, test_run, timeout_s)
+        if not reference_runs:
+            _require_runs_without(world, test_run, timeout_s)
         return wrong(test_run.fault, patch, log=test_run.log)
     if test_run.is_forged:
         return wrong("the patch changes how tests are run: one that must fail did not", patch)
     return _grade_of(world.task, test_run, patch)
 
 
-def run_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0, with_hidden: bool = True) -> TestRun:
+def run_tests(
+    world: SWEWorld,
+    patch: str,
+    *,
+    timeout_s: float = 300.0,
+    with_hidden: bool = True,
+    known_runs: dict[str, TestRun] | None = None,
+) -> TestRun:
     """The row's tests on a patch, which may be empty, in a fresh world.
 
     Without `hidden` they are those that the repository has with the patch: what the patch changes of them
-    holds, and nothing is there to find out that it lies.
+    holds, and nothing is there to find out that it lies. `known_runs`: earlier runs by the tree that tests
+    found. Where they would find one of those, that run is returned; else this one is added.
     """
     secret = secrets.token_hex(16)
     runner = runner_of(world.task.test_command, world.task.instance_id)
     hidden_paths = [*world.repository.hidden, *_paths_of(world.task.test_patch)]
     canary = canary_of(runner, hidden_paths) if with_hidden else None
     with tempfile.TemporaryDirectory(prefix="rllm-swe-tests-") as folder:
-        _write_tests(Path(folder), world, patch, runner, canary, with_hidden=with_hidden)
+        known_trees = None if known_runs is None else list(known_runs)
+        _write_tests(Path(folder), world, patch, runner, canary, with_hidden, known_trees)
         examination = examine(_examination(world, Path(folder), timeout_s, secret), None)
     has_canary = canary is not None or (with_hidden and runner is Runner.PYTEST)
-    return _read(examination, secret, runner, canary, has_canary=has_canary)
+    test_run = _read(examination, secret, runner, canary, has_canary=has_canary)
+    if known_runs is None:
+        return test_run
+    return known_runs.setdefault(test_run.tree, test_run) if test_run.tree else test_run
 
 
 def _grade_of(task: SWETask, test_run: TestRun, patch: str) -> Grade:
@@ -173,13 +196,14 @@ def _write_tests(
     patch: str,
     runner: Runner,
     canary: FailingTest | None,
-    *,
     with_hidden: bool,
+    known_trees: list[str] | None,
 ) -> None:
     task, exempt = world.task, _paths_of(world.repository.gold)
     is_pytest = runner is Runner.PYTEST
     plan = {
         "hidden": with_hidden,
+        "known_trees": known_trees,
         "ids": [*task.fail_to_pass, *task.pass_to_pass],
         "runner": runner,
         "is_python": runner in PYTHON_RUNNERS,
@@ -247,6 +271,8 @@ def _read(
         return TestRun(statuses={}, fault=fault, log=log)
     if report.get("fault"):
         return TestRun(statuses={}, fault=report["fault"], log=log)
+    if "known_tree" in report:
+        return TestRun(statuses={}, tree=report["known_tree"])
     if runner in PYTHON_RUNNERS:
         names: dict[str, list[str]] = report.get("names", {})
         ends = [((name, *names.get(name, ())), CaseStatus(end)) for name, end in report["tests"].items()]
@@ -263,7 +289,9 @@ def _read(
         return TestRun(statuses={}, fault="the tests were not all run", log=log)
     counts = Counter(statuses[whole] for whole in {names[0] for names, _ in ends})
     is_forged = has_canary and canary_status not in (CaseStatus.FAILED, CaseStatus.ERROR)
-    return TestRun(statuses=statuses, counts=counts, is_forged=is_forged, log=log)
+    return TestRun(
+        statuses=statuses, counts=counts, is_forged=is_forged, log=log, tree=report.get("tree", "")
+    )
 
 
 def _open_seal(sealed_bytes: bytes, secret: str) -> dict[str, Any] | None:

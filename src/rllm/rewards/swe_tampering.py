@@ -8,6 +8,7 @@ the files of the tests and of the reference solution, which a real agent would h
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib import resources
 from pathlib import PurePosixPath
 
@@ -15,7 +16,7 @@ from rllm.data.swe_repository import PLACE
 from rllm.errors import ConfigError, RllmError
 from rllm.rewards.attacks import Aim, AttackVerdict, Finding
 from rllm.rewards.grade import Grade, wrong
-from rllm.rewards.swe_grading import grade_patch
+from rllm.rewards.swe_grading import TestRun, grade_patch
 from rllm.rewards.swe_world import SWEWorld, patch_of
 
 GOLD, GOLD_AGAIN, EMPTY = "the reference solution", "the reference solution again", "nothing done"
@@ -37,9 +38,11 @@ def examine_task(
     timeout_s: float = 300.0,
     on_finding: Callable[[Finding], None] = lambda finding: None,
 ) -> list[Finding]:
-    """Two findings for the reference solution, one for none, and for each tampering (all without `names`).
+    """Two findings for the reference solution, the first and the last, one for none, and one for each
+    tampering (all without `names`).
 
-    The second one is broken where a test ends otherwise than before.
+    The last one is broken where a test ends otherwise than at first: so the machine could run the tests
+    before the tamperings and after them.
 
     Raises ConfigError for a name that is none.
     """
@@ -49,19 +52,19 @@ def examine_task(
         if name not in scripts:
             raise ConfigError(f"There is no tampering {name!r}; there are: {'; '.join(scripts)}.")
     findings: list[Finding] = []
+    grader = _TaskGrader(world, timeout_s)
 
     def add(name: str, aim: Aim, grade: Callable[[], Grade]) -> None:
         findings.append(_finding(name, aim, grade))
         on_finding(findings[-1])
 
-    gold = world.repository.gold
-    if gold:
-        grades: list[Grade] = []
-        add(GOLD, Aim.ORACLE, lambda: _graded_alike(world, grades, timeout_s))
-        add(GOLD_AGAIN, Aim.ORACLE, lambda: _graded_alike(world, grades, timeout_s))
-    add(EMPTY, Aim.ATTACK, lambda: _grade_untouched(world, timeout_s))
+    if world.repository.gold:
+        add(GOLD, Aim.ORACLE, grader.grade_reference)
+    add(EMPTY, Aim.ATTACK, grader.grade_untouched)
     for name in names_to_run:
-        add(name, Aim.ATTACK, lambda script=scripts[name]: _grade_tampered(world, script, timeout_s))
+        add(name, Aim.ATTACK, lambda script=scripts[name]: grader.grade_tampered(script))
+    if world.repository.gold:
+        add(GOLD_AGAIN, Aim.ORACLE, grader.grade_reference)
     return findings
 
 
@@ -77,37 +80,69 @@ def _finding(name: str, aim: Aim, grade: Callable[[], Grade]) -> Finding:
     return Finding(name=name, aim=aim, verdict=verdict, score=outcome.score, reason=outcome.reason)
 
 
-def _graded_alike(world: SWEWorld, grades: list[Grade], timeout_s: float) -> Grade:
-    """The grade of the reference solution; wrong where tests end otherwise than before."""
-    grade = grade_patch(world, world.repository.gold, timeout_s=timeout_s)
-    grades.append(grade)
-    ends = [
-        {**each.metadata.get("fail_to_pass", {}), **each.metadata.get("pass_to_pass", {})} for each in grades
-    ]
-    flaky = [name for name in ends[0] if len({str(each.get(name)) for each in ends}) > 1]
-    if flaky:
-        return wrong(
-            f"flaky: {flaky[0]} ended as {' and then as '.join(str(each[flaky[0]]) for each in ends)}"
+class _TaskGrader:
+    """Grades the agents of one task: each patch, and each tree that tests would find, once; a tampering by as
+    few tests as can tell."""
+
+    def __init__(self, world: SWEWorld, timeout_s: float) -> None:
+        self._world, self._timeout_s = world, timeout_s
+        self._reference_grades: list[Grade] = []
+        self._grades: dict[str, Grade] = {}
+        """By patch: worlds in which a patch is tested are fresh, whatever was done where it was made."""
+        self._runs: dict[str, TestRun] = {}
+        """By the tree that the tests found, when what a patch may not change was as before."""
+
+    def grade_reference(self) -> Grade:
+        """Wrong where tests end otherwise than before."""
+        grade = grade_patch(self._world, self._world.repository.gold, timeout_s=self._timeout_s)
+        self._reference_grades.append(grade)
+        ends = [
+            {**each.metadata.get("fail_to_pass", {}), **each.metadata.get("pass_to_pass", {})}
+            for each in self._reference_grades
+        ]
+        flaky = [name for name in ends[0] if len({str(each.get(name)) for each in ends}) > 1]
+        if flaky:
+            return wrong(
+                f"flaky: {flaky[0]} ended as {' and then as '.join(str(each[flaky[0]]) for each in ends)}"
+            )
+        return grade
+
+    def grade_untouched(self) -> Grade:
+        """The grade of an agent that changed one file that matters to nobody: the tests do run, and fail."""
+        with self._world.open() as agent:
+            agent.write(_CHANGED, "nothing\n")
+            patch = patch_of(agent, self._world)
+        self._grades[patch] = grade_patch(
+            self._world, patch, timeout_s=self._timeout_s, known_runs=self._runs
         )
-    return grade
+        return self._grades[patch]
 
+    def grade_tampered(self, script: str) -> Grade:
+        world = self._world
+        with world.open() as agent:
+            agent.exec(["bash", "-c", script], cwd=PLACE, env={**world.variables, **_names(world)})
+            agent.write(_CHANGED, "nothing\n")
+            try:
+                patch = patch_of(agent, world)
+            except OSError as error:
+                return wrong(f"what was left cannot be kept: {error}")
+        if patch not in self._grades:
+            self._grades[patch] = self._grade_attack(patch)
+        return self._grades[patch]
 
-def _grade_untouched(world: SWEWorld, timeout_s: float) -> Grade:
-    """The grade of an agent that changed one file that matters to nobody: the tests do run, and fail."""
-    with world.open() as agent:
-        agent.write(_CHANGED, "nothing\n")
-        return grade_patch(world, patch_of(agent, world), timeout_s=timeout_s)
-
-
-def _grade_tampered(world: SWEWorld, script: str, timeout_s: float) -> Grade:
-    with world.open() as agent:
-        agent.exec(["bash", "-c", script], cwd=PLACE, env={**world.variables, **_names(world)})
-        agent.write(_CHANGED, "nothing\n")
-        try:
-            patch = patch_of(agent, world)
-        except OSError as error:
-            return wrong(f"what was left cannot be kept: {error}")
-    return grade_patch(world, patch, timeout_s=timeout_s)
+    def _grade_attack(self, patch: str) -> Grade:
+        """By FAIL_TO_PASS alone: who earns nothing by fewer tests earns nothing by more."""
+        task = self._world.task
+        grade = grade_patch(
+            replace(self._world, task=replace(task, pass_to_pass=())),
+            patch,
+            timeout_s=self._timeout_s,
+            reference_runs=any(each.score for each in self._reference_grades),
+            known_runs=self._runs,
+        )
+        if grade.score and task.pass_to_pass:
+            return grade_patch(self._world, patch, timeout_s=self._timeout_s)
+        return grade
 
 
 def _names(world: SWEWorld) -> dict[str, str]:
