@@ -1,7 +1,8 @@
 """Plays a harness on tasks: gateway, sandbox and grading are real, the model is what the caller gives."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ async def played_all(
     name: str, tasks: Sequence[Task], model: Model, folder: Path, **engine_args: Any
 ) -> list[Episode]:
     """One attempt at each of the tasks, in the order in which they end."""
+    async with engine_of(name, model, folder, **engine_args) as engine:
+        return [each async for each in engine.run(list(tasks))]
+
+
+@asynccontextmanager
+async def engine_of(name: str, model: Model, folder: Path, **engine_args: Any) -> AsyncIterator[TracedEngine]:
+    """What plays the harness of that name or file."""
     flow = program_named(f"{PREFIX}{name}").flow
     policy = LocalPolicy(ScriptedClient(model) if callable(model) else model, "scripted")
     settings: dict[str, Any] = {"evaluator_timeout_s": 300, "retry_limit": 1, "requires_ids": True}
@@ -70,4 +78,4 @@ async def played_all(
         Gateway(policy, folder / "calls", require_session=True) as gateway,
         TracedEngine(flow, judge_patch, gateway, model="scripted", **settings | engine_args) as engine,
     ):
-        return [each async for each in engine.run(list(tasks))]
+        yield engine

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playing import mends, played, played_all
+from playing import engine_of, mends, played, played_all
 
 from rllm.build.actors import actor_named
 from rllm.environments.harness import door
@@ -233,6 +233,22 @@ while True:
         assert error.code == 403 and b"budget_exhausted" in error.read()
         time.sleep(0.2)
 """
+
+
+async def test_a_file_that_is_edited_while_a_run_goes_on_changes_the_next_run(
+    task: Task, tmp_path: Path
+) -> None:
+    """All episodes of a run are of one harness."""
+    (tmp_path / "says.py").write_text(ASKS_ONCE + "print('first')")
+    text = 'copy = ["says.py"]\ncommand = ["python3", "{harness}/says.py", "{base_url}", "{task}"]'
+    name = harness_file(tmp_path, text)
+    async with engine_of(name, lambda messages: "words", tmp_path) as engine:
+        before = [each async for each in engine.run([task])]
+        (tmp_path / "says.py").write_text(ASKS_ONCE + "print('second')")
+        after = [each async for each in engine.run([task])]
+        (tmp_path / "says.py").unlink()
+        after += [each async for each in engine.run([task])]
+    assert [each.info["harness"]["output"].strip() for each in before + after] == ["first"] * 3
 
 
 async def test_a_harness_that_has_used_up_its_turns_is_cut_off_and_what_it_left_is_judged(

@@ -15,7 +15,7 @@ from typing import Any
 
 from rllm.data.swe_repository import PLACE
 from rllm.environments.harness.door import Door
-from rllm.environments.harness.installing import harness_directory, mounts_of
+from rllm.environments.harness.installing import mounts_of
 from rllm.environments.harness.spec import HOME, HarnessSpec
 from rllm.environments.swe.patches import PATCH, world_of_row
 from rllm.errors import AgentError
@@ -39,18 +39,23 @@ class Harness:
     def __init__(self, spec: HarnessSpec) -> None:
         self.spec = spec
         self.name = spec.name
+        self._mounts: tuple[tuple[str, str], ...] | None = None
+        """The directories that sandboxes are shown, looked up once: files that it copies may be edited while
+        a run goes on, and all episodes of the run are of one harness."""
 
     def install(self) -> None:
         """Have it in the cache. Raises ConfigError where it cannot be installed."""
-        harness_directory(self.spec)
+        if self._mounts is None:
+            self._mounts = mounts_of(self.spec)
 
     def run(self, task: Task, config: AgentConfig) -> Episode:
         """Raises ConfigError for a task that is no row, or one that cannot be set up; AgentError for a
         program that ended without an answer of its model."""
         started_s = time.monotonic()
-        mounts = mounts_of(self.spec)
+        self.install()
+        assert self._mounts is not None, "`install` has set them"
         world = world_of_row(task.metadata, memory_mb=self.spec.memory_mb, **LIMITS)
-        with world.open(mounts=mounts) as sandbox:
+        with world.open(mounts=self._mounts) as sandbox:
             with Door(sandbox, config.base_url) as door:
                 result, wall_s = self._run(sandbox, door, world, config, started_s)
             if door.num_calls == door.num_refused_calls:
