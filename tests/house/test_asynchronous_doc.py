@@ -28,7 +28,8 @@ def page(checkout: Path, name: str) -> str:
 
 def _lines(page: str, kind: str) -> list[list[str]]:
     blocks = re.findall(rf"^```{kind}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    return [shlex.split(line) for block in blocks for line in block.splitlines()]
+    lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
+    return [shlex.split(line) for line in lines]
 
 
 def test_the_command_of_the_page_resolves(
