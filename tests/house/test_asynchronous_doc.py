@@ -27,8 +27,9 @@ def page(checkout: Path, name: str) -> str:
 
 
 def _lines(page: str, kind: str) -> list[list[str]]:
-    blocks = re.findall(rf"^```{kind}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
+    blocks = re.findall(r"^```(.*?)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    of_kind = [block for language, block in blocks if re.fullmatch(kind, language)]
+    lines = (line for block in of_kind for line in block.replace("\\\n", " ").splitlines())
     return [shlex.split(line) for line in lines]
 
 
