@@ -64,6 +64,7 @@ class Replicas:
         self._run(self._open.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     def client(self, index: int, **more: Any) -> VLLMClient:
         url = self.processes[index].url
