@@ -33,6 +33,8 @@ from algorithm_trl import train_with_trl
 from algorithm_variants import (
     DEFAULT,
     IMITATION,
+    MAIN,
+    MORE,
     OURS,
     SEEDS,
     STUDIES,
@@ -160,18 +162,16 @@ def success(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def jobs(labels: Sequence[str], names: Sequence[str], *, trl: bool) -> Iterator[tuple[str, str, int]]:
-    """(study, variant, seed): the main ones seed by seed, then TRL, then the others, so that what was stopped
-    can be compared."""
-    most = len(SEEDS)
-    for is_main in (True, False):
-        for place, seed in enumerate(SEEDS):
+    """(study, variant, seed): the main ones seed by seed, then the others, then ours beside TRL's, so that
+    what was stopped can be compared."""
+    for num_seeds in (MAIN, MORE, len(SEEDS)):
+        for seed in SEEDS[:num_seeds]:
             for label in labels:
                 for name, variant in variants_of(label).items():
-                    if name in names and place < variant.seeds and (variant.seeds == most) is is_main:
+                    if name in names and variant.seeds == num_seeds:
                         yield label, name, seed
-        if trl and is_main and OURS in names:
-            for label in labels:
-                yield from ((label, TRL, seed) for seed in SEEDS if OURS in variants_of(label))
+                        if trl and name == OURS:
+                            yield label, TRL, seed
 
 
 class Campaign:

@@ -14,8 +14,8 @@ from typing import Any
 from algorithm_variants import (
     DEFAULT,
     IMITATION,
+    MAIN,
     OURS,
-    SEEDS,
     STUDIES,
     TRL,
     VARIANTS,
@@ -25,8 +25,13 @@ from algorithm_variants import (
 )
 
 RESULTS = Path(__file__).resolve().parent / "results" / "algorithms.json"
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
-"""97.5 % quantiles of Student's t, by degrees of freedom (Student 1908)."""
+# fmt: off
+T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
+)
+# fmt: on
+"""97.5 % quantiles of Student's t, from one degree of freedom on (Student 1908)."""
 MARGIN = 5.0
 """Points that ours may lose against TRL, and that something may lose which is said to lose nothing."""
 NO_STUDIES: dict[str, Any] = {"studies": {}}
@@ -36,7 +41,7 @@ def interval_of(values: Sequence[float]) -> tuple[float, float]:
     """95 % interval of a mean over seeds; without bounds where there is one seed."""
     if len(values) < 2:
         return -math.inf, math.inf
-    margin = T_95[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+    margin = T_95[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.mean(values) - margin, statistics.mean(values) + margin
 
 
@@ -106,7 +111,7 @@ def _missing(label: str, runs: Mapping[str, Any]) -> list[str]:
     """What `make algorithms` has yet to run."""
     wanted = {name: each.seeds for name, each in variants_of(label).items()}
     if OURS in wanted:
-        wanted[TRL] = len(SEEDS)
+        wanted[TRL] = wanted[OURS]
     never = [name for name in wanted if not runs.get(name)]
     fewer = [
         f"{name} ({len(runs[name])} of {num_seeds} seeds)"
@@ -192,7 +197,7 @@ def draw_curves(report: Mapping[str, Any], path: Path, digest: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    main = [TRL, *(name for name, each in VARIANTS.items() if each.seeds == len(SEEDS))]
+    main = [TRL, *(name for name, each in VARIANTS.items() if each.seeds >= MAIN)]
     figure = Figure(figsize=(7.0 * len(report["studies"]), 5.0), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
     for place, (label, study) in enumerate(report["studies"].items(), start=1):
