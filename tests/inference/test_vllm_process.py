@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import shlex
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -44,7 +45,10 @@ def test_a_server_on_a_gpu_has_the_one_of_its_number_and_one_on_a_cpu_has_its_ow
         assert each["PATH"] == os.environ["PATH"]
 
 
-HEALTHY = f"""#!{sys.executable}
+HEALTHY = f"""#!/bin/sh
+''':'
+exec {shlex.quote(sys.executable)} "$0" "$@"
+'''
 import http.server, os, sys
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -398,5 +399,6 @@ def _wait_for_end(pidfd: int) -> None:
 def _rendering_children(pid: int) -> list[int]:
     children: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        children += [int(each) for each in (task / "children").read_text().split()]
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            children += [int(each) for each in (task / "children").read_text().split()]
     return [each for each in children if b"template_process.py" in Path(f"/proc/{each}/cmdline").read_bytes()]

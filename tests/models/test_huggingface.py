@@ -1,5 +1,6 @@
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import (
     LlamaConfig,
     MixtralConfig,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 
 from rllm.errors import ModelDirectoryError
@@ -58,6 +60,25 @@ def test_any_architecture_gives_the_logits_of_its_own_forward_pass(
     torch.testing.assert_close(loaded.model.logits(kept), theirs[[3, 99]], atol=1e-5, rtol=0)
     assert loaded.max_positions == 128
     assert loaded.num_parameters == reference.num_parameters()
+
+
+def test_models_that_are_loaded_at_once_leave_transformers_as_it_was(saved: Saved) -> None:
+    """It replaces methods of its classes for as long as it loads one."""
+    directory, _ = saved(SERVED["gpt_neox tied"])
+    before = (PreTrainedModel.tie_weights, PreTrainedModel.init_weights, torch.nn.init.normal_)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            models = list(threads.map(load_model, [directory] * 12))
+    finally:
+        sys.setswitchinterval(interval_s)
+        after = (PreTrainedModel.tie_weights, PreTrainedModel.init_weights, torch.nn.init.normal_)
+        PreTrainedModel.tie_weights, PreTrainedModel.init_weights, torch.nn.init.normal_ = before
+    assert after == before
+    for each in models:
+        inner = each.model.inner
+        assert inner.get_output_embeddings().weight is inner.get_input_embeddings().weight
 
 
 @pytest.mark.parametrize("name", SERVED)

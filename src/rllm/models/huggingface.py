@@ -10,6 +10,7 @@ forward pass is refused.
 
 import inspect
 import re
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -123,6 +124,11 @@ def _require_size(module: nn.Module, weights: Mapping[str, Tensor], directory: P
         )
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""transformers replaces methods of its classes while it loads a model, and two threads that do so leave them
+replaced: later models would have weights that are not tied, without an error."""
+
+
 class HuggingFaceDecoder(nn.Module):
     """Wraps `AutoModelForCausalLM`. Slower than the built-in decoder, and as exact."""
 
@@ -163,6 +169,19 @@ class HuggingFaceDecoder(nn.Module):
                 f"{directory / 'config.json'} cannot be used: {type(error).__name__}: {error}"
             ) from error
         _require_counts(config, weights, directory)
+        with _ONE_AT_A_TIME:
+            self._load(directory, config, weights, dtype, trust_remote_code=trust_remote_code)
+        self.inner.eval()  # dropout would make trainer and sampler disagree
+
+    def _load(
+        self,
+        directory: Path,
+        config: PreTrainedConfig,
+        weights: dict[str, Tensor],
+        dtype: torch.dtype,
+        *,
+        trust_remote_code: bool,
+    ) -> None:
         try:
             with torch.device("meta"):
                 empty_model = self.auto_class.from_config(config, trust_remote_code=trust_remote_code)
@@ -199,7 +218,6 @@ class HuggingFaceDecoder(nn.Module):
                 f"{directory}: the weights do not fit config.json: missing {missing}, unknown {unknown}, "
                 f"misshapen {misshapen}."
             )
-        self.inner.eval()  # dropout would make trainer and sampler disagree
 
     def attention_names(self, config: PreTrainedConfig, name: str) -> Any:
         """Where transformers is to use the attention of that name, as it takes it."""
