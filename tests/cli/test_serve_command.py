@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -270,6 +271,19 @@ def test_a_fleet_that_cannot_be_served_is_refused(
     result = rllm("serve", "fleet", *given, "--port", "0")
     assert result.exit_code != 0
     assert message in re.sub(r"\s+", " ", result.output + result.stderr)
+
+
+def test_a_fleet_of_a_model_that_reads_no_images_needs_no_image_processor(
+    rllm: Rllm, tiny: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny, directory)
+    config = json.loads((directory / "config.json").read_text()) | {"vision_config": None}
+    (directory / "config.json").write_text(json.dumps(config))
+    given = ("--server", "http://127.0.0.1:9/v1", "--ledger", str(tmp_path / "calls"), "--port", "0")
+    result = rllm("serve", "fleet", str(directory), *given)
+    assert result.exit_code != 0
+    assert "cannot be reached" in re.sub(r"\s+", " ", result.stderr)
 
 
 async def test_with_a_tokenizer_the_next_prompt_begins_with_the_ids_seen_so_far(

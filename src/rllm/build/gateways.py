@@ -1,6 +1,5 @@
 """An address and a model or servers in, a gateway out: what `rllm serve` starts."""
 
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from rllm.build.models import local_client, model_directory
 from rllm.build.providers import ModelPlace, Protocol
 from rllm.config.schema import InferenceConfig
 from rllm.errors import ConfigError, MissingExtraError
+from rllm.models.foreign import json_object
 
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
@@ -189,7 +189,7 @@ async def fleet_gateway(
     directory = model_directory(model)
     require_guarded(address.host, address.token)
     tokenizer = HuggingFaceTokenizer(directory, trust_remote_code=trust_remote_code)
-    if "vision_config" in (config := _config_of(directory)):  # what follows needs torch
+    if _reads_images(config := _config_of(directory)):  # what follows needs torch
         from rllm.models.directory import image_processor
 
         tokenizer.read_images(image_processor(directory, config, trust_remote_code=trust_remote_code))
@@ -250,19 +250,26 @@ async def _start_replicas(
         max_prefill_tokens=SERVED_PREFILL,
         dtype=settings.dtype,
         device=settings.device,
-        reads_images="vision_config" in _config_of(model),
+        reads_images=_reads_images(_config_of(model)),
     )
     return await start_replicas(of_each, settings.replicas, logs, open_until_done)
 
 
 def _config_of(model: Path) -> dict[str, Any]:
-    return json.loads((model / "config.json").read_text())
+    return json_object(model / "config.json")
+
+
+def _reads_images(config: dict[str, Any]) -> bool:
+    """See `rllm.models.directory.reads_images`, which needs torch."""
+    return isinstance(config.get("vision_config"), dict)
 
 
 def _positions_of(model: Path) -> int:
     """Tokens that the model was made for."""
     config = _config_of(model)
-    positions = config.get("text_config", config).get("max_position_embeddings")
+    text_config = config.get("text_config")
+    fields: dict[str, Any] = text_config if isinstance(text_config, dict) else config
+    positions = fields.get("max_position_embeddings")
     return positions if isinstance(positions, int) else 2048
 
 
