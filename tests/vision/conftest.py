@@ -36,6 +36,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.utils import logging
 
+from rllm.environments.base import BaseEnv
 from rllm.models.builtin import create_model, create_tokenizer
 from rllm.types import TrainingSample
 from rllm.types.images import PATCH_IDS_FROM
@@ -294,3 +295,36 @@ def shows(data_url: Callable[..., str]) -> Callable[..., dict[str, Any]]:
         return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
     return make
+
+
+class PictureEnv(BaseEnv):
+    """Shows a picture, and the same one again; pays by how long the last answer is."""
+
+    messages: dict[int, dict[str, Any]]
+
+    def __init__(self, number: int) -> None:
+        self.number, self.turn = number, 0
+
+    def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        self.turn = 0
+        return [self.messages[self.number]], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        self.turn += 1
+        return [self.messages[self.number]], len(action) / 10, self.turn == 2, {}
+
+    @staticmethod
+    def from_dict(info: dict[str, Any]) -> "PictureEnv":
+        return PictureEnv(info["number"])
+
+
+@pytest.fixture
+def picture_env(
+    picture: Callable[..., Image.Image],
+    shows: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> type[PictureEnv]:
+    """With four pictures."""
+    messages = {number: shows("What is it?", picture(number)) for number in range(4)}
+    monkeypatch.setattr(PictureEnv, "messages", messages, raising=False)
+    return PictureEnv

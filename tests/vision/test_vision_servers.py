@@ -13,7 +13,6 @@ from PIL import Image, ImageOps
 
 from rllm.agents.conversation import ConversationAgent
 from rllm.build.gateways import Address, FleetSettings, fleet_gateway
-from rllm.environments.base import BaseEnv
 from rllm.errors import CanaryError, ConfigError
 from rllm.inference.local.client import LocalClient
 from rllm.inference.vllm_images import marked_prompt
@@ -33,27 +32,6 @@ Make = Callable[..., Any]
 TASKS = [{"task_id": f"picture-{number}", "number": number} for number in range(4)]
 
 
-class PictureEnv(BaseEnv):
-    """Shows a picture, and the same one again; pays by how long the last answer is."""
-
-    messages: dict[int, dict[str, Any]]
-
-    def __init__(self, number: int) -> None:
-        self.number, self.turn = number, 0
-
-    def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        self.turn = 0
-        return [self.messages[self.number]], {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        self.turn += 1
-        return [self.messages[self.number]], len(action) / 10, self.turn == 2, {}
-
-    @staticmethod
-    def from_dict(info: dict[str, Any]) -> "PictureEnv":
-        return PictureEnv(info["number"])
-
-
 @pytest.fixture
 def eyes(vision_model: Make) -> Path:
     return vision_model("idefics3").directory
@@ -66,12 +44,7 @@ def servers(eyes: Path) -> Iterator[list[PolicyServer]]:
 
 
 @pytest.fixture
-def train(
-    eyes: Path, picture: Make, shows: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., AgentTrainer]:
-    messages = {number: shows("What is it?", picture(number)) for number in range(4)}
-    monkeypatch.setattr(PictureEnv, "messages", messages, raising=False)
-
+def train(eyes: Path, picture_env: Any, tmp_path: Path) -> Callable[..., AgentTrainer]:
     def make(name: str, servers: list[PolicyServer], **changes: Any) -> AgentTrainer:
         on_servers = {"engine": "vllm", "servers": [each.url for each in servers]} if servers else {}
         config: dict[str, Any] = {
@@ -91,7 +64,7 @@ def train(
             train_dataset=TASKS,
             val_dataset=TASKS[:1],
             agent_class=ConversationAgent,
-            env_class=PictureEnv,
+            env_class=picture_env,
             output=tmp_path / name,
         )
 

@@ -11,7 +11,6 @@ import pytest
 from transformers import AutoModelForImageTextToText
 
 from rllm.agents.conversation import ConversationAgent
-from rllm.environments.base import BaseEnv
 from rllm.errors import ConfigError
 from rllm.models.builtin import TinyModel, create_model
 from rllm.store.episodes import EpisodeStore
@@ -32,45 +31,22 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class PictureEnv(BaseEnv):
-    """Shows a picture, and the same one again; pays by how long the last answer is."""
-
-    messages: dict[int, dict[str, Any]]
-
-    def __init__(self, number: int) -> None:
-        self.number, self.turn = number, 0
-
-    def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        self.turn = 0
-        return [self.messages[self.number]], {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        self.turn += 1
-        return [self.messages[self.number]], len(action) / 10, self.turn == 2, {}
-
-    @staticmethod
-    def from_dict(info: dict[str, Any]) -> "PictureEnv":
-        return PictureEnv(info["number"])
-
-
 def _changed(before: Any, after: Path) -> set[str]:
     theirs = AutoModelForImageTextToText.from_pretrained(after).state_dict()
     return {name for name, each in before.state_dict().items() if not np.array_equal(each, theirs[name])}
 
 
 def test_grpo_on_pictures_learns_from_rows_that_transformers_scores_alike(
-    vision_model: Make, picture: Make, shows: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vision_model: Make, picture: Make, picture_env: Any, tmp_path: Path
 ) -> None:
     vision = vision_model("idefics3")
-    messages = {number: shows("What is it?", picture(number)) for number in range(4)}
-    monkeypatch.setattr(PictureEnv, "messages", messages, raising=False)
     run = tmp_path / "run"
     AgentTrainer(
         config={**SETTINGS, "model": {"path": str(vision.directory)}},
         train_dataset=TASKS,
         val_dataset=TASKS[:1],
         agent_class=ConversationAgent,
-        env_class=PictureEnv,
+        env_class=picture_env,
         output=run,
     ).train()
     with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
@@ -78,7 +54,7 @@ def test_grpo_on_pictures_learns_from_rows_that_transformers_scores_alike(
     assert len(episodes) == 6
     for episode in episodes:
         trajectory = episode.trajectories[0]
-        assert trajectory.steps[0].chat_completions[0] == messages[episode.task["number"]]
+        assert trajectory.steps[0].chat_completions[0] == picture_env.messages[episode.task["number"]]
         (sample,) = trajectory_rows(trajectory, "task", 0, 0, 1.0)
         assert vision.gap(sample, sample.logprobs_T, [picture(episode.task["number"])] * 2) <= 1e-5
     connection = sqlite3.connect(run / "store.sqlite")

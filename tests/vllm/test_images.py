@@ -120,10 +120,10 @@ def test_a_policy_that_reads_images_learns_on_a_server(vllm_python: str, eyes: P
     assert max(line["canary_gap"] for line in lines) < EXACT
     assert max(line["canary_moved"] for line in lines[1:]) > 0.0
     with EpisodeStore.open(tmp_path / "run" / "store.sqlite", read_only=True) as store:
-        shown = {
+        first_ids = {
             each.steps[0].prompt_ids[3]
             for episode in store.episodes("train")
             for each in episode.trajectories
         }
-    assert max(shown) > load_model(eyes).vocab_size, "rows have the images themselves"
+    assert max(first_ids) > load_model(eyes).vocab_size, "rows have the images themselves"
     assert replay(trainer()).is_identical
