@@ -1,4 +1,5 @@
 import base64
+import inspect
 import io
 import json
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoProcessor,
     AutoTokenizer,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3Processor,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3Processor,
@@ -31,6 +35,7 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -76,6 +81,14 @@ PARTS_ALONE = (
 
 
 QWEN_TEMPLATE = TEMPLATE.replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>")
+GEMMA_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ '<start_of_image>' }}"
+    "{% elif part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+"""A line end stands before the mark, as Gemma has it: with the processor's own it is one token."""
 
 
 def _processor_of(directory: Path) -> Any:
@@ -100,6 +113,8 @@ class VisionModel:
     def __init__(self, directory: Path, model: Any) -> None:
         self.directory, self.model = directory, model
         self.processor = self.processor_of(directory)
+        (self.patch_mark,) = self.processor.image_token_ids
+        """The id of each token of an image."""
 
     processor_of = staticmethod(_processor_of)
 
@@ -110,7 +125,7 @@ class VisionModel:
 
     def logprobs_with_graph(self, ids: list[int], images: list[Image.Image], model: Any = None) -> Tensor:
         """[T - 1, V] log-probabilities that transformers gives for the tokens from the second on."""
-        mark = self.processor.image_token_id
+        mark = self.patch_mark
         words = torch.tensor([[mark if each >= PATCH_IDS_FROM else each for each in ids]])
         inputs = self.processor(
             text=[self.processor.image_token * len(images)], images=[images], return_tensors="pt"
@@ -118,10 +133,15 @@ class VisionModel:
         tensors = {
             name: each
             for name, each in inputs.items()
-            if name not in ("input_ids", "attention_mask", "mm_token_type_ids")
+            if name not in ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
         }
-        kinds = (words == mark).int()
-        logits = (model or self.model)(input_ids=words, mm_token_type_ids=kinds, **tensors).logits
+        model = model or self.model
+        # Gemma 3 has it under its old name, without which it sees images as it sees words.
+        takes = inspect.signature(model.forward).parameters
+        tensors["token_type_ids" if "token_type_ids" in takes else "mm_token_type_ids"] = (
+            words == mark
+        ).int()
+        logits = model(input_ids=words, **tensors).logits
         return logits[0, :-1].log_softmax(-1)
 
     def gap(
@@ -227,12 +247,47 @@ def _qwen3_vl(directory: Path) -> Any:
     return _qwen(directory, Qwen3VLConfig, Qwen3VLForConditionalGeneration, tower)
 
 
+def _gemma3(directory: Path) -> Any:
+    marks = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
+    tokenizer = create_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in marks])
+    tokenizer.add_tokens([AddedToken("\n" * count, normalized=False) for count in (2, 3, 4)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|endoftext|>",
+        chat_template=GEMMA_TEMPLATE,
+        extra_special_tokens=dict(zip(("image_token", "boi_token", "eoi_token"), marks, strict=True)),
+    )
+    pictures = Gemma3ImageProcessorPil(size={"height": 64, "width": 64})
+    Gemma3Processor(pictures, fast, image_seq_length=16).save_pretrained(directory)
+    ids: dict[str, Any] = {"pad_token_id": fast.pad_token_id, "eos_token_id": fast.eos_token_id}
+    numbers = map(fast.convert_tokens_to_ids, marks)
+    names = ("image_token_index", "boi_token_index", "eoi_token_index")
+    layers = ["sliding_attention", "full_attention"]  # with a window that is shorter than an image
+    text = {**TEXT, "head_dim": 8, "vocab_size": len(fast), "sliding_window": 9, "layer_types": layers}
+    config = Gemma3Config(
+        text_config={**text, "query_pre_attn_scalar": 8, **ids},
+        vision_config={
+            **TOWER,
+            "model_type": "siglip_vision_model",
+            "image_size": 64,
+            "vision_use_head": False,
+        },
+        mm_tokens_per_image=16,
+        **dict(zip(names, numbers, strict=True)),
+        **ids,
+    )
+    return Gemma3ForConditionalGeneration(config)
+
+
 def _tiny_vl(directory: Path) -> Any:
     create_model(directory, "tiny-vl")
     return AutoModelForImageTextToText.from_pretrained(directory)
 
 
 FAMILIES = {
+    "gemma3": _gemma3,
     "tiny-vl": _tiny_vl,
     "llava-next": _llava_next,
     "idefics3": lambda directory: _idefics3(directory, TEMPLATE),
@@ -255,6 +310,8 @@ def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Vi
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.2)
+                # Or it samples the mark of an image now and then, which transformers takes for one.
+                model.get_output_embeddings().weight[model.config.image_token_id] = 0.0
             model.save_pretrained(directory)
             models[name] = VisionModel(directory, model)
         return models[name]

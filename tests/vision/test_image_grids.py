@@ -1,10 +1,7 @@
 """Models that place an image's tokens by line and column: positions are transformers' own, wherever a row is
 cut."""
 
-import json
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from transformers import Qwen2_5_VLModel, Qwen2VLModel, Qwen3VLModel
 
 from rllm.inference.local.client import LocalClient
@@ -68,55 +64,22 @@ def test_positions_are_those_of_transformers_wherever_a_row_is_cut(
 
 
 @pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen3-vl"])
-async def test_a_prompt_that_is_read_in_pieces_has_the_same_answer(
+async def test_what_two_prompts_have_in_common_may_end_within_an_image(
     vision_model: Make, picture: Make, shows: Make, family: str
 ) -> None:
-    """Pieces end in the middle of an image, and so does what two prompts have in common."""
     model = load_model(vision_model(family).directory)
-    whole = LocalClient(model, num_slots=4, max_context=400)
-    pieces = LocalClient(model, num_slots=4, max_context=400, max_prefill_tokens=5)
-    prompt = whole.renderer.render([shows("Which?", picture(1, 64, 48), picture(2, 24, 90))])
+    client = LocalClient(model, num_slots=4, max_context=400)
+    anew = LocalClient(model, num_slots=4, max_context=400)
+    prompt = client.renderer.render([shows("Which?", picture(1, 64, 48), picture(2, 24, 90))])
     first = next(place for place, each in enumerate(prompt) if each >= PATCH_IDS_FROM)
     sampling = SamplingParams(max_tokens=5, seed=3)
     try:
-        expected = await whole.generate_ids(prompt, sampling)
-        in_pieces = await pieces.generate_ids(prompt, sampling)
-        await pieces.generate_ids([*prompt[: first + 3], *prompt[:2]], SamplingParams(max_tokens=1, seed=0))
-        goes_on = await pieces.generate_ids(prompt[: first + 20], sampling)
-        again = await whole.generate_ids(prompt[: first + 20], sampling)
+        await client.generate_ids(prompt, sampling)
+        goes_on = await client.generate_ids(prompt[: first + 20], sampling)
+        expected = await anew.generate_ids(prompt[: first + 20], sampling)
     finally:
-        await whole.close()
-        await pieces.close()
-    assert in_pieces.completion_ids == expected.completion_ids
-    assert in_pieces.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    assert goes_on.completion_ids == again.completion_ids
-    assert goes_on.logprobs == pytest.approx(again.logprobs, abs=1e-5)
-
-
-async def test_a_directory_in_the_form_that_was_published_first_is_the_same_model(
-    vision_model: Make, picture: Make, shows: Make, tmp_path: Path
-) -> None:
-    """Of Qwen2-VL and Qwen2.5-VL: the text model's keys among the others, and other names of weights."""
-    vision = vision_model("qwen2.5-vl")
-    directory = tmp_path / "published"
-    shutil.copytree(vision.directory, directory)
-    config = json.loads((directory / "config.json").read_text())
-    text_config = config.pop("text_config")
-    rope = text_config.pop("rope_parameters")
-    text_config["rope_theta"] = rope["rope_theta"]
-    text_config["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
-    del text_config["model_type"]
-    (directory / "config.json").write_text(json.dumps(text_config | config))
-    weights = {
-        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): each
-        for name, each in load_file(directory / "model.safetensors").items()
-    }
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
-    outputs = []
-    for each in (vision.directory, directory):
-        client = LocalClient(load_model(each), num_slots=1, max_context=400)
-        prompt = client.renderer.render([shows("What is it?", picture(1))])
-        outputs.append(await client.generate_ids(prompt, SamplingParams(max_tokens=4, seed=1)))
         await client.close()
-    assert outputs[0].completion_ids == outputs[1].completion_ids
-    assert outputs[0].logprobs == pytest.approx(outputs[1].logprobs, abs=1e-5)
+        await anew.close()
+    assert goes_on.usage["cached_tokens"] > first
+    assert goes_on.completion_ids == expected.completion_ids
+    assert goes_on.logprobs == pytest.approx(expected.logprobs, abs=1e-5)

@@ -13,15 +13,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from tokenizers import AddedToken
-from transformers import (
-    AutoModelForImageTextToText,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Gemma3Processor,
-    PreTrainedTokenizerFast,
-)
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers import AutoModelForImageTextToText
 
 from rllm.algorithms.losses import PolicyLoss
 from rllm.cli.main import rllm as front_door
@@ -30,7 +22,7 @@ from rllm.config.optimizer import OptimizerConfig
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.inference.local.client import LocalClient
 from rllm.models.batching import micro_batches
-from rllm.models.builtin import TinyModel, create_model, create_tokenizer
+from rllm.models.builtin import TinyModel, create_model
 from rllm.models.directory import load_model, save_model
 from rllm.models.packing import WeightedRow
 from rllm.rendering.images import IMAGES
@@ -113,6 +105,48 @@ async def test_a_prefix_is_read_again_only_where_the_image_is_the_same(
         assert float(theirs[place - 1, ids[place]]) == pytest.approx(logprob, abs=1e-5)
 
 
+async def test_a_prompt_that_is_read_in_pieces_has_the_same_answer(
+    vision: Any, picture: Make, shows: Make
+) -> None:
+    model = load_model(vision.directory)
+    whole = LocalClient(model, num_slots=4, max_context=400)
+    pieces = LocalClient(model, num_slots=4, max_context=400, max_prefill_tokens=5)
+    prompt = whole.renderer.render([shows("Which?", picture(1, 64, 48), picture(2, 24, 90))])
+    sampling = SamplingParams(max_tokens=5, seed=3)
+    try:
+        expected = await whole.generate_ids(prompt, sampling)
+        in_pieces = await pieces.generate_ids(prompt, sampling)
+        first = next(place for place, each in enumerate(prompt) if each >= PATCH_IDS_FROM)
+        scores = await pieces.score([*prompt, *expected.completion_ids], first + 3)
+    finally:
+        await whole.close()
+        await pieces.close()
+    assert in_pieces.completion_ids == expected.completion_ids
+    assert in_pieces.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    assert scores[-len(expected.logprobs) :] == pytest.approx(expected.logprobs, abs=1e-5)
+
+
+async def test_conversations_that_are_open_together_share_a_prefix_wherever_it_ends(
+    vision: Any, picture: Make, shows: Make
+) -> None:
+    """Prefixes are found in blocks of 16 tokens, whose ends lie within images."""
+    model = load_model(vision.directory)
+    client = LocalClient(model, num_slots=4, max_context=400)
+    pictures = [picture(1), picture(2, 40, 70)]
+    outputs = []
+    async with client.session(("task", 0)) as first, client.session(("task", 1)) as second:
+        for session, text in ((first, "What is it?"), (second, "Which?")):
+            messages = [shows(text, *pictures)]
+            outputs.append(await session.respond(messages, SamplingParams(max_tokens=6, seed=1)))
+    await client.close()
+    output = outputs[1]
+    assert output.usage["cached_tokens"] > 0
+    ids = [*output.prompt_ids, *output.completion_ids]
+    theirs = vision.logprobs(ids, pictures)
+    for place, logprob in enumerate(output.logprobs, start=len(output.prompt_ids)):
+        assert float(theirs[place - 1, ids[place]]) == pytest.approx(logprob, abs=1e-5)
+
+
 async def test_what_was_trained_is_what_transformers_loads_again(
     vision: Any, picture: Make, shows: Make, tmp_path: Path
 ) -> None:
@@ -143,7 +177,7 @@ async def test_what_was_trained_is_what_transformers_loads_again(
     assert vision.gap(sample, scores, [picture(1)], theirs.eval()) <= 1e-5
 
 
-@pytest.mark.parametrize("family", ["idefics3", "qwen2.5-vl", "qwen3-vl"])
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "qwen2.5-vl", "qwen3-vl"])
 async def test_gradients_are_those_of_transformers_tower_included(
     vision_model: Make, picture: Make, shows: Make, family: str
 ) -> None:
@@ -196,13 +230,13 @@ async def test_the_prompt_is_the_one_that_the_processor_makes(
     )
     images = [[picture(1), picture(2, 30, 90)]]
     expected = vision.processor(text=[text], images=images, add_special_tokens=False)["input_ids"][0]
-    mark = vision.processor.image_token_id
+    mark = vision.patch_mark
     assert [mark if each >= PATCH_IDS_FROM else each for each in prompt] == list(expected)
     with pytest.raises(ConfigError, match=r"1 images .* 2 marks"):
         client.renderer.render([shows(f"What is {vision.processor.image_token}?", picture(1))])
 
 
-@pytest.mark.parametrize("family", ["idefics3", "qwen3-vl"])
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "qwen3-vl"])
 @pytest.mark.parametrize(("kind", "rank"), [("frozen", 0), ("train", 0), ("frozen", 2), ("lora", 2)])
 async def test_the_tower_learns_only_where_it_is_to(
     vision_model: Make, picture: Make, shows: Make, tmp_path: Path, family: str, kind: str, rank: int
@@ -224,7 +258,7 @@ async def test_the_tower_learns_only_where_it_is_to(
     backend.publish_weights()
     after = model.model.state_dict_hf()
     changed_names = {name for name, each in after.items() if not torch.equal(each, before[name])}
-    words = ("vision_model", "connector", "visual")
+    words = ("vision_tower", "multi_modal_projector", "vision_model", "connector", "visual")
     in_tower = {name for name in changed_names if any(word in name for word in words)}
     assert tower
     assert changed_names - in_tower
@@ -238,21 +272,23 @@ async def test_the_tower_learns_only_where_it_is_to(
     np.testing.assert_allclose(scores[sample.trainable_T], again, atol=1e-5)
 
 
+ON_SERVERS = [
+    "inference.engine=vllm",
+    'inference.servers=["http://127.0.0.1:1/v1"]',
+    "inference.lockstep=false",
+    "algorithm.old_logprobs=trainer",
+]
+
+
 @pytest.mark.parametrize(
     ("assignments", "reason"),
     [
         (["model.vision=train"], r"'train'.*tiny.*frozen"),
         (["model.path=VISION", "model.vision=train", "lora.rank=2"], "'train' and `lora.rank` 2"),
         (["model.path=VISION", "model.vision=lora"], "'lora', but `lora.rank` is 0"),
+        (["model.path=GEMMA", *ON_SERVERS], r"image.*engine"),
         (
-            [
-                "model.path=VISION",
-                "inference.engine=vllm",
-                'inference.servers=["http://127.0.0.1:1/v1"]',
-                "inference.lockstep=false",
-                "algorithm.old_logprobs=trainer",
-                "lora.rank=2",
-            ],
+            ["model.path=VISION", *ON_SERVERS, "lora.rank=2"],
             r"reads images.*rank 2.*`inference\.engine` is 'vllm'.*`lora\.rank`",
         ),
     ],
@@ -260,13 +296,15 @@ async def test_the_tower_learns_only_where_it_is_to(
 def test_what_a_tower_cannot_do_is_refused_at_start(
     vision_model: Make, tmp_path: Path, assignments: list[str], reason: str
 ) -> None:
-    directory = str(vision_model("idefics3").directory)
+    paths = {"VISION": vision_model("idefics3").directory, "GEMMA": vision_model("gemma3").directory}
     if len(assignments) == 1:
         create_model(
             tmp_path / "tiny", TinyModel(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
         )
         assignments = [f"model.path={tmp_path / 'tiny'}", *assignments]
-    config = load_config(None, [each.replace("VISION", directory) for each in assignments])
+    for name, path in paths.items():
+        assignments = [each.replace(name, str(path)) for each in assignments]
+    config = load_config(None, assignments)
     with pytest.raises(ConfigError, match=reason):
         require_models(config)  # a dry run comes as far
 
@@ -292,41 +330,37 @@ def test_a_family_that_would_not_be_exact_is_refused_by_name_at_start(
         load_model(directory)
 
 
-def test_gemma_3_with_images_is_refused_by_name(tmp_path: Path) -> None:
-    tokenizer = create_tokenizer()
-    marks = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
-    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
-    names = dict(zip(("image_token", "boi_token", "eoi_token"), marks, strict=True))
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|end|>",
-        pad_token="<|endoftext|>",
-        chat_template="{{ messages[0].content }}",
-        extra_special_tokens=names,
-    )
-    pixels = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
-    Gemma3Processor(pixels, fast, image_seq_length=4).save_pretrained(tmp_path)
-    image_id, begin_id, end_id = (fast.convert_tokens_to_ids(mark) for mark in marks)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    text = {**sizes, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": len(fast), "sliding_window": 6}
-    tower = {**sizes, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8}
-    config = Gemma3Config(
-        text_config=text,
-        vision_config=tower,
-        mm_tokens_per_image=4,
-        eos_token_id=fast.eos_token_id,
-        image_token_id=image_id,
-        boi_token_index=begin_id,
-        eoi_token_index=end_id,
-    )
-    torch.manual_seed(0)
-    model = Gemma3ForConditionalGeneration(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0.0, 0.2)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ModelDirectoryError, match="Gemma3ForConditionalGeneration makes 4 vectors"):
-        load_model(tmp_path)
+async def test_an_image_that_is_seen_whole_is_never_read_in_part(
+    vision_model: Make, picture: Make, shows: Make
+) -> None:
+    vision = vision_model("gemma3")
+    client = LocalClient(load_model(vision.directory), num_slots=2, max_context=400)
+    prompt = client.renderer.render([shows("What is it?", picture(1))])
+    patches = [place for place, each in enumerate(prompt) if each >= PATCH_IDS_FROM]
+    swapped = list(prompt)
+    swapped[patches[3]], swapped[patches[4]] = prompt[patches[4]], prompt[patches[3]]
+    for row in (prompt[: patches[3]], prompt[patches[3] :], swapped):
+        with pytest.raises(ValueError, match=r"\b16\b"):
+            await client.generate_ids([*row, 3], SamplingParams(max_tokens=2))
+    # A row may end with the last token of one.
+    whole = await client.generate_ids(prompt[: patches[-1] + 1], SamplingParams(max_tokens=2))
+    again = await client.generate_ids(prompt[: patches[-1] + 1], SamplingParams(max_tokens=2))
+    assert again.usage["cached_tokens"] == patches[-1], "what is known of an image had seen all of it"
+    assert again.logprobs == pytest.approx(whole.logprobs, abs=1e-5)
+    with pytest.raises(ConfigError, match=f"{vision.patch_mark}"):
+        client.renderer.render([shows("What is <image_soft_token>?", picture(1))])
+    await client.close()
+
+
+def test_gemma_3_with_pan_and_scan_is_refused_by_name(vision_model: Make, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(vision_model("gemma3").directory, directory)
+    path = directory / "processor_config.json"
+    config = json.loads(path.read_text())
+    config["image_processor"]["do_pan_and_scan"] = True
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelDirectoryError, match="`do_pan_and_scan`"):
+        load_model(directory)
 
 
 def test_a_directory_whose_processor_is_missing_or_broken_is_refused(

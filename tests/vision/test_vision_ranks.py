@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,11 +36,22 @@ def _trained(run: Path, *assignments: str, num_ranks: int) -> dict[str, torch.Te
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("vision", "strategy"), [("train", "replicate"), ("frozen", "replicate"), ("frozen", "shard")]
+    ("family", "vision", "strategy"),
+    [
+        ("tiny-vl", "train", "replicate"),
+        ("tiny-vl", "frozen", "replicate"),
+        ("tiny-vl", "frozen", "shard"),
+        ("gemma3", "train", "replicate"),
+        ("gemma3", "frozen", "shard"),
+    ],
 )
-def test_two_processes_learn_from_pictures_as_one_does(tmp_path: Path, vision: str, strategy: str) -> None:
-    alone = _trained(tmp_path / "one", f"model.vision={vision}", num_ranks=1)
-    spread = (f"model.vision={vision}", f"distributed.strategy={strategy}")
+def test_two_processes_learn_from_pictures_as_one_does(
+    vision_model: Callable[[str], Any], tmp_path: Path, family: str, vision: str, strategy: str
+) -> None:
+    path = "builtin:tiny-vl" if family == "tiny-vl" else vision_model(family).directory
+    alone_settings = (f"model.path={path}", f"model.vision={vision}")
+    alone = _trained(tmp_path / "one", *alone_settings, num_ranks=1)
+    spread = (*alone_settings, f"distributed.strategy={strategy}")
     together = _trained(tmp_path / "two", *spread, num_ranks=2)
     assert together.keys() == alone.keys()
     assert max(float((together[name] - alone[name]).abs().max()) for name in alone) <= 1e-4

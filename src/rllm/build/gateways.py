@@ -190,8 +190,9 @@ async def fleet_gateway(
     require_guarded(address.host, address.token)
     tokenizer = HuggingFaceTokenizer(directory, trust_remote_code=trust_remote_code)
     if _reads_images(config := _config_of(directory)):  # what follows needs torch
-        from rllm.models.directory import image_processor
+        from rllm.models.directory import image_processor, require_servers_read_images
 
+        require_servers_read_images(directory, config)
         tokenizer.read_images(image_processor(directory, config, trust_remote_code=trust_remote_code))
     async with AsyncExitStack() as open_until_done:
         listening = listening_socket(address.host, address.port)

@@ -41,7 +41,10 @@ PIECE_LENGTH = 4
 class OneTokenImages:
     """Reads any image as one token: which image it is, and nothing of what it shows."""
 
-    mark_id = ord(_IMAGE) + 1
+    mark_id = patch_mark_id = ord(_IMAGE) + 1
+
+    def with_frames(self, text: str) -> str:
+        return text
 
     def ids(self, image: ImageFile) -> list[int]:
         return patch_ids(image.number, 1)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rllm.models.batching_attention import PackedAttention, repeat_rows
 from rllm.models.packing import IntArray, PrefixTree, WeightedRow, bucket_order, packed_trees
+from rllm.types.images import later_of_image
 from rllm.types.sample import TrainingSample
 
 OPTIONAL_COLUMNS = ("rollout_logprobs", "ref_logprobs", "values", "returns", "chosen")
@@ -69,7 +70,8 @@ class PackedBatch:
 
     def states(self, model: Any) -> Tensor:
         """[U, D] of each prediction."""
-        hidden_K_D = model.hidden(self.tokens_N, self._positions_in(model), self.attention, self.kept_K)
+        attend = self._attention_in(model)
+        hidden_K_D = model.hidden(self.tokens_N, self._positions_in(model), attend, self.kept_K)
         return hidden_K_D if self.state_U is None else repeat_rows(hidden_K_D, self.state_U)
 
     def _positions_in(self, model: Any) -> Tensor:
@@ -78,6 +80,12 @@ class PackedBatch:
             return self.positions_N
         shifts = [model.image_grids.shifts(ids_T)[start:] for ids_T, start in self.runs]
         return self.positions_N + torch.from_numpy(np.concatenate(shifts)).to(self.positions_N.device)
+
+    def _attention_in(self, model: Any) -> PackedAttention:
+        if not model.sees_images_whole:
+            return self.attention
+        later = [later_of_image(ids_T)[start:] for ids_T, start in self.runs]
+        return self.attention.seeing_later(np.concatenate(later))
 
     def of_tokens(self, values_U: Tensor) -> Tensor:
         """[M] of each trained token, of what was computed for each prediction."""

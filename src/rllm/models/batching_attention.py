@@ -9,8 +9,9 @@ Buckets hold runs of like length, so that little is padded, and are neighbours i
 apart and putting them together again is one `split` and one `cat`, forward and backward.
 """
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -61,6 +62,15 @@ class PackedAttention:
         self._laid_sizes = [len(places) for places in laid_out]
         self._places = torch.from_numpy(np.concatenate(laid_out)).to(device) if laid_out else None
 
+    def seeing_later(self, later_N: IntArray) -> Self:
+        """The same where each token sees so many further ones of its path as well, all of its own run."""
+        if not later_N.any():
+            return self
+        other = copy.copy(self)
+        parts = np.split(later_N, np.cumsum(self._sizes)[:-1])
+        other._buckets = [each.seeing_later(part) for each, part in zip(self._buckets, parts, strict=True)]
+        return other
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, wishes: Wishes = NONE) -> Tensor:
         is_kept = len(q) != len(k)  # the last layer; were all states kept, the full masks would do the same
         queries = q.split(self._kept_sizes if is_kept else self._sizes)
@@ -110,9 +120,19 @@ class _Bucket:
             column = np.minimum(np.arange(self.columns), ends[:, None] - 1)
             self.places = np.concatenate(paths)[((np.cumsum(ends) - ends)[:, None] + column).ravel()]
         self._kept_offsets = np.concatenate(offsets_S)
+        self._later: IntArray | None = None
+        """[S, longest] how many tokens behind it each one sees; None where none sees any."""
         self._masks: dict[tuple[bool, int | None], Tensor] = {}
         self._at_columns: dict[bool, _Padding] = {}
         self._device = device
+
+    def seeing_later(self, later: IntArray) -> Self:
+        """See `PackedAttention.seeing_later`."""
+        if not later.any():
+            return self
+        other = copy.copy(self)
+        other._later, other._masks = self.own.pad_ids(later), {}
+        return other
 
     def in_rows(self, flat: Tensor) -> Tensor:
         """[S, H, columns, d] of what is laid out."""
@@ -122,7 +142,13 @@ class _Bucket:
         """[n, H, d] of the queries of all its tokens, or of those that are kept."""
         window = wishes.window if wishes.is_shorter(self.columns) else None
         mask, padding = None, self.last_layer if is_kept else self.own
-        if window is not None or needs_mask(padding.rows, padding.columns, self.own.columns, self.columns):
+        # What predicts a trained token is a word, or the last token of an image: none that sees later ones.
+        sees_later = self._later is not None and not is_kept
+        if (
+            sees_later
+            or window is not None
+            or needs_mask(padding.rows, padding.columns, self.own.columns, self.columns)
+        ):
             mask = self._mask(q.dtype, window, is_kept=is_kept)
         elif is_kept or self.places is not None:
             padding = self._in_paths(is_kept)
@@ -143,8 +169,10 @@ class _Bucket:
 
     def _mask(self, dtype: torch.dtype, window: int | None, *, is_kept: bool) -> Tensor:
         """[S or 1, 1, Q, columns], 0 where a query may look and -inf elsewhere: it sees its path up to its
-        own column, of that no more than the last `window`. Made once, for all layers."""
+        own column, of that no more than the last `window`, and the later tokens of its image. Made once, for
+        all layers."""
         if (is_kept, window) not in self._masks:
+            later = np.zeros((1, 1), dtype=np.int64) if is_kept or self._later is None else self._later
             at = np.arange(self.own.columns)[None, :]
             if is_kept:
                 at = self.last_layer.pad_ids(self._kept_offsets)
@@ -152,7 +180,9 @@ class _Bucket:
             at = np.minimum(at + self._starts[:, None], self.columns - 1)
             at = at[:1] if (at == at[0]).all() else at
             ago = at[:, :, None] - np.arange(self.columns)
-            visible = ago >= 0 if window is None else (ago >= 0) & (ago < window)
+            visible = ago >= -later[:, :, None]
+            if window is not None:
+                visible &= ago < window
             is_beyond = torch.from_numpy(~visible).to(self._device).unsqueeze(1)
             mask = torch.zeros(is_beyond.shape, dtype=dtype, device=self._device)
             self._masks[is_kept, window] = mask.masked_fill_(is_beyond, float("-inf"))

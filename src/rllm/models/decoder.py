@@ -328,6 +328,7 @@ class Decoder(nn.Module):
     """Whether every layer asks for no more than softmax(q·k)·v, in a window or not."""
     image_grids = None
     """See `rllm.models.directory.CausalModel`: it reads no images."""
+    sees_images_whole = False
     recomputes = False
     """Whether a backward pass computes each layer again; see `recompute_layers`."""
 

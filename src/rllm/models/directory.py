@@ -73,6 +73,11 @@ class CausalModel(Protocol):
         ...
 
     @property
+    def sees_images_whole(self) -> bool:
+        """Whether each token of an image sees all others of it, so that no pass may divide one."""
+        ...
+
+    @property
     def max_positions(self) -> int: ...
     @property
     def vocab_size(self) -> int:
@@ -198,10 +203,26 @@ def image_processor(
     directory: Path, config: dict[str, Any], *, trust_remote_code: bool = False
 ) -> "VisionProcessor":
     """Load the processor of a model that reads images."""
-    from rllm.models.vision.processor import GridProcessor, VisionProcessor
+    from rllm.models.vision.processor import FramedProcessor, GridProcessor, VisionProcessor
 
     processor_class = GridProcessor if _places_in_grids(config) else VisionProcessor
+    if frames_images(config):
+        processor_class = FramedProcessor
     return processor_class(directory, config, trust_remote_code=trust_remote_code)
+
+
+def frames_images(config: dict[str, Any]) -> bool:
+    """Whether the tokens of an image stand between two marks that config.json names, as Gemma 3's do."""
+    return reads_images(config) and "boi_token_index" in config and "eoi_token_index" in config
+
+
+def require_servers_read_images(path: Path | str, config: dict[str, Any]) -> None:
+    """Raises ConfigError for a model that reads images of which servers would make other tokens."""
+    if frames_images(config):
+        raise ConfigError(
+            f"{path} has lines of text around each image that become one token with those beside them, and "
+            "servers that take prompts as ids would write them twice; sample it with the built-in engine."
+        )
 
 
 def _places_in_grids(config: dict[str, Any]) -> bool:

@@ -31,6 +31,7 @@ from rllm.models.attention import NONE, Wishes, attention
 from rllm.models.batching_attention import PackedAttention
 from rllm.models.decoder import ONLY_WHAT_ENTERS, Attend, Change, apply_change
 from rllm.models.vision.grids import ImageGrids
+from rllm.types.images import later_of_image
 
 ATTENTION_NAME = "rllm_attend"
 FACTORS, DIVISORS = ("logit_scale", "lm_head_multiplier"), ("logits_scaling",)
@@ -143,6 +144,8 @@ class HuggingFaceDecoder(nn.Module):
     has_plain_attention = True
     """Whether no layer caps its scores or has sinks."""
     image_grids: ImageGrids | None = None
+    """See `rllm.models.directory.CausalModel`."""
+    sees_images_whole = False
     """See `rllm.models.directory.CausalModel`."""
     _has_cache = True
     """One for each row. RecurrentGemma has one in its layers for all, so each token has its row read anew."""
@@ -357,6 +360,13 @@ class HuggingFaceDecoder(nn.Module):
         self._measure_rows(tokens_N)
         return 0, 1, 1
 
+    def _without_us(self, own_pass: Callable[[], Any]) -> Any:
+        """The outcome of a pass with transformers' own attention."""
+        self.inner.set_attn_implementation(self.attention_names(self.inner.config, "eager"))
+        output = own_pass()
+        self.inner.set_attn_implementation(self.attention_names(self.inner.config, ATTENTION_NAME))
+        return output
+
     def _own_pass(self, tokens_N: Tensor) -> Any:
         """transformers' forward pass of a row."""
         takes_it = "use_cache" in inspect.signature(self.inner.forward).parameters
@@ -418,7 +428,7 @@ class HuggingFaceDecoder(nn.Module):
             q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
             distance_N_N = positions_N[:, None] - positions_N
             is_near_N_N = distance_N_N < (wishes.window or len(positions_N))
-            visible = ((distance_N_N >= 0) & is_near_N_N & is_same_row_N_N)[None, None]
+            visible = ((distance_N_N >= -later_N[:, None]) & is_near_N_N & is_same_row_N_N)[None, None]
             return attention(q, k, v, visible, wishes, is_causal=False)[0].transpose(0, 1)
 
         # The row twice, one behind the other: layers that carry something on from token to token, such as
@@ -427,13 +437,14 @@ class HuggingFaceDecoder(nn.Module):
         positions_N = torch.arange(length, device=tokens_N.device).repeat(2)
         row_N = torch.arange(2 * length, device=tokens_N.device) // length
         is_same_row_N_N = row_N[:, None] == row_N
+        later_N = torch.zeros_like(positions_N)
+        if self.sees_images_whole:
+            later_N = torch.from_numpy(later_of_image(tokens_N.tolist())).to(later_N.device).repeat(2)
         given_N = positions_N
         if self.image_grids is not None:
             given_N = given_N + torch.from_numpy(self.image_grids.shifts(tokens_N.cpu().numpy())).repeat(2)
         ours_N_V = self.logits(self.hidden(tokens_N.repeat(2), given_N, attend)).float()
-        self.inner.set_attn_implementation(self.attention_names(self.inner.config, "eager"))
-        theirs_N_V = own_pass().logits[0].float().repeat(2, 1)
-        self.inner.set_attn_implementation(self.attention_names(self.inner.config, ATTENTION_NAME))
+        theirs_N_V = self._without_us(own_pass).logits[0].float().repeat(2, 1)
         limit = self._allowed_gap(theirs_N_V)
         error = float((ours_N_V - theirs_N_V).abs().max())
         if error <= limit and (len(set(sizes.values())) != 1 or sorted(sizes) != list(range(len(sizes)))):

@@ -125,7 +125,8 @@ class HuggingFaceTokenizer:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return render_template(template, variables)
+        text = render_template(template, variables)
+        return text if self.images is None else self.images.with_frames(text)
 
     def with_template_variables(self, variables: Mapping[str, Any]) -> Self:
         """See `TextTokenizer`."""

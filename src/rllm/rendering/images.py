@@ -40,6 +40,15 @@ class ImageReader(Protocol):
         """The token that the chat template prints where an image stands."""
         ...
 
+    @property
+    def patch_mark_id(self) -> int:
+        """The token that stands for each token of an image in what the model's own processor makes."""
+        ...
+
+    def with_frames(self, text: str) -> str:
+        """A text that the chat template printed, with the words that the processor has around each image."""
+        ...
+
     def ids(self, image: ImageFile) -> Sequence[int]:
         """The ids that take the place of the mark: patch ids, and what tokens the model has around them.
 
@@ -120,6 +129,11 @@ def with_patches(ids: Sequence[int], messages: Sequence[Message], reader: ImageR
     """
     images = [image for message in messages for image in images_of(message)]
     num_marks = list(ids).count(reader.mark_id)
+    if reader.patch_mark_id != reader.mark_id and reader.patch_mark_id in ids:
+        raise ConfigError(
+            f"The conversation's text has the token {reader.patch_mark_id}, which stands for a part of an "
+            "image; take it out of the text."
+        )
     if num_marks != len(images):
         raise ConfigError(
             f"The conversation has {len(images)} images and its text {num_marks} marks that stand for one; "

@@ -28,6 +28,7 @@ from rllm.models.directory import (
     parameters_sha256,
     reads_images,
     require_device,
+    require_servers_read_images,
     save_model,
     write_index,
     write_part,
@@ -252,7 +253,10 @@ def require_models(config: TrainConfig) -> None:
             key = f"policies.{name}.path" if config.policies and config.policies[name].path else "model.path"
             presets = ", ".join(f"builtin:{each}" for each in PRESETS)
             raise ConfigError(f"`{key}` is {policy.path!r}; write one of {presets}, or a directory.")
-        has_vision = reads_images(initial_config(policy.path))
+        model_config = initial_config(policy.path)
+        has_vision = reads_images(model_config)
+        if config.inference.engine == "vllm":
+            require_servers_read_images(policy.path, model_config)
         if has_vision and config.inference.engine == "vllm" and (rank := config.adapter_of(name).rank):
             raise ConfigError(
                 f"{policy.path} reads images, and an adapter of rank {rank} is trained, which nobody has "

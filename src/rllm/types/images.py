@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 PATCH_IDS_FROM = 1 << 62
 PLACE_BITS = 14
 MAX_PATCHES = 1 << PLACE_BITS
@@ -60,3 +63,22 @@ def image_numbers(ids: Iterable[int]) -> list[int]:
     return list(
         dict.fromkeys((each ^ PATCH_IDS_FROM) >> PLACE_BITS for each in ids if each >= PATCH_IDS_FROM)
     )
+
+
+def image_runs(ids: Sequence[int] | NDArray[np.int64]) -> list[tuple[int, int]]:
+    """(place of the first token, number of tokens) of each image that a row of ids shows, in their order."""
+    ids_T = np.asarray(ids, dtype=np.int64)
+    is_patch_T = ids_T >= PATCH_IDS_FROM
+    is_next_T = np.zeros(len(ids_T) + 1, dtype=np.bool_)
+    is_next_T[1:-1] = is_patch_T[1:] & (np.diff(ids_T) == 1) & (ids_T[1:] % MAX_PATCHES > 0)
+    firsts_I = np.flatnonzero(is_patch_T & ~is_next_T[:-1])
+    ends_I = np.flatnonzero(is_patch_T & ~is_next_T[1:]) + 1
+    return list(zip(firsts_I.tolist(), (ends_I - firsts_I).tolist(), strict=True))
+
+
+def later_of_image(ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """[T] how many tokens of the same image stand behind each token; 0 for words."""
+    later_T = np.zeros(len(ids), dtype=np.int64)
+    for first, count in image_runs(ids):
+        later_T[first : first + count] = np.arange(count)[::-1]
+    return later_T

@@ -23,6 +23,7 @@ class _Fragile(torch.nn.Module):
 
     by_row = ""
     image_grids = None
+    sees_images_whole = False
 
     def __init__(self, model: Any) -> None:
         super().__init__()

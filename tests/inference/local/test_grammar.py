@@ -359,6 +359,7 @@ class _Wider(torch.nn.Module):
 
     by_row = ""
     image_grids = None
+    sees_images_whole = False
 
     def __init__(self, model: Any) -> None:
         super().__init__()

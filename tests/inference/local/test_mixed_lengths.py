@@ -103,7 +103,7 @@ def test_any_mixture_in_any_slots_is_each_row_alone(
         draws.shuffle(order)
         asked = [parts[place] for place in order]
         news = [PromptRow(mixed.slots[slot], ids[len(mixed.slots[slot].ids) :]) for slot, ids, _ in asked]
-        together = forward(endless.model, mixed, None, None, PromptRows(mixed, news))
+        together = forward(endless.model, mixed, None, None, PromptRows(endless.model, mixed, news))
         for place, (slot, ids, _) in enumerate(asked):
             single = _cache(endless, 1)
             logits.append(prefill(endless.model, single, [PromptRow(single.slots[0], ids)])[0])

@@ -15,8 +15,8 @@ from rllm.inference.local.watch import Listener, Watch
 from rllm.inference.token_session import TokenSession
 from rllm.models.directory import LoadedModel
 from rllm.rendering.chat import ChatRenderer, Conversation
-from rllm.rendering.images import IMAGES
-from rllm.types.images import PATCH_IDS_FROM, image_numbers
+from rllm.rendering.images import IMAGES, ImageReader
+from rllm.types.images import PATCH_IDS_FROM, image_numbers, image_runs
 from rllm.types.messages import ModelOutput, SamplingParams
 
 OnPiece = Callable[[TokenPiece], None]
@@ -134,6 +134,8 @@ class LocalClient(ModelClient):
             unknown = (each for each in prompt_ids if each >= PATCH_IDS_FROM and each not in of_images)
             if (token := next(unknown, None)) is not None:
                 raise ValueError(f"The prompt has the id {token}, which is no token of an image.")
+            if self.loaded.model.sees_images_whole:
+                _require_whole_images(prompt_ids, images)
             prompt_ids = [each for each in prompt_ids if each < PATCH_IDS_FROM]
         if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
             raise ValueError(
@@ -155,6 +157,17 @@ class LocalClient(ModelClient):
     async def close(self) -> None:
         await asyncio.to_thread(self.engine.close)
         self._grammars.close()
+
+
+def _require_whole_images(prompt_ids: Sequence[int], reader: ImageReader) -> None:
+    for place, count in image_runs(prompt_ids):
+        (number,) = image_numbers([prompt_ids[place]])
+        patches = [each for each in reader.ids(IMAGES.get(number)) if each >= PATCH_IDS_FROM]
+        if list(prompt_ids[place : place + count]) != patches:
+            raise ValueError(
+                f"The prompt has {count} of the {len(patches)} tokens of an image at token {place}; for this "
+                "model they see each other, so send all of them in their order."
+            )
 
 
 class LocalSession(TokenSession):

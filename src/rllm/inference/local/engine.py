@@ -38,6 +38,7 @@ from rllm.inference.local.forward import (
     prefill_scored,
 )
 from rllm.inference.local.requests import Holder, LiveRequests, Request
+from rllm.types.images import image_runs
 from rllm.types.messages import FinishReason
 
 
@@ -303,7 +304,7 @@ class LocalEngine:
         live.place()
         if not rows and live.decoding is None:
             return
-        prompts = PromptRows(self._cache, rows) if rows else None
+        prompts = PromptRows(self.model, self._cache, rows) if rows else None
         logits_B_V = forward(self.model, self._cache, live.decoding, live.tokens_B, prompts)
         if rows:
             logits_B_V = self._join(rows, logits_B_V)
@@ -512,9 +513,22 @@ class LocalEngine:
         for prompt in self._reading:
             if budget <= 0:
                 break
-            rows.append(PromptRow(prompt.requests[0].slot, prompt.rest[: self.max_prefill_tokens]))
+            rows.append(PromptRow(prompt.requests[0].slot, prompt.rest[: self._piece(prompt.rest)]))
             budget -= len(rows[-1].new_ids)
         return rows
+
+    def _piece(self, rest: list[int]) -> int:
+        """The number of tokens of a prompt that a step reads.
+
+        An image that the model sees whole is read at once, however long it is. What a slot knows of a prompt
+        may end within one all the same: those tokens had seen the others of it when they were read.
+        """
+        limit = self.max_prefill_tokens
+        if self.model.sees_images_whole and limit < len(rest):
+            for first, count in image_runs(rest):
+                if first < limit < first + count:
+                    return first or count
+        return limit
 
     def _join(self, rows: Sequence[PromptRow], logits_B_V: Tensor) -> Tensor:
         """The rows have been read: where a prompt has ended, its requests are live from here on. Logits of

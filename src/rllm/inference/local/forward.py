@@ -23,7 +23,7 @@ from torch import Tensor
 from rllm.inference.local.cache import KVCache, Places, Shelf, Slot, consecutive
 from rllm.models.attention import NONE, Wishes, attention
 from rllm.models.vision.grids import ImageGrids
-from rllm.types.images import PATCH_IDS_FROM
+from rllm.types.images import PATCH_IDS_FROM, later_of_image
 
 OVERHEAD_PAIRS, OVERHEAD_PLACES = 2**18, 2**16
 """The cost of a further group for a layer, as numbers of keys times heads and head size: pairs of a query and
@@ -46,7 +46,7 @@ class PromptRows:
     Tokens stand group by group; what is computed of a row's last token is put back in the order of the rows.
     """
 
-    def __init__(self, cache: KVCache, rows: Sequence[PromptRow]) -> None:
+    def __init__(self, model: Any, cache: KVCache, rows: Sequence[PromptRow]) -> None:
         device = cache.device
         starts_R = np.array([len(row.slot.ids) for row in rows])
         lengths_R = np.array([len(row.new_ids) for row in rows])
@@ -60,8 +60,16 @@ class PromptRows:
         ]
         # By slot within a group: keys of slots that stand in a row are read in place.
         groups = [group[np.argsort(indices_R[group], kind="stable")] for group in groups]
+        later_R: list[NDArray[np.int64]] = []
+        if model.sees_images_whole:
+            later_R = [later_of_image(row.new_ids) for row in rows]
         self._groups = [
-            _PromptGroup([rows[row].slot for row in group.tolist()], starts_R[group], lengths_R[group])
+            _PromptGroup(
+                [rows[row].slot for row in group.tolist()],
+                starts_R[group],
+                lengths_R[group],
+                [later_R[row] for row in group.tolist()] if later_R else (),
+            )
             for group in groups
         ]
         order_R = np.concatenate(groups)
@@ -105,9 +113,14 @@ class _PromptGroup:
     """Rows of similar length, whose attention is computed as one block, padded to the longest."""
 
     def __init__(
-        self, slots: Sequence[Slot], starts_R: NDArray[np.int64], lengths_R: NDArray[np.int64]
+        self,
+        slots: Sequence[Slot],
+        starts_R: NDArray[np.int64],
+        lengths_R: NDArray[np.int64],
+        later_R: Sequence[NDArray[np.int64]] = (),
     ) -> None:
-        """`slots` are of one shelf."""
+        """`slots` are of one shelf. `later_R`: how many of the tokens behind it each token sees; empty where
+        none sees any."""
         self._shelf = slots[0].shelf
         device = self._shelf.keys.device
         ends_R = starts_R + lengths_R
@@ -126,10 +139,13 @@ class _PromptGroup:
         self._visible_to_last: Tensor | None = None
         if (ends_R < self._span).any():
             self._visible_to_last = self._mask(columns_T < ends_R[:, None, None, None])
-        self._visible: Tensor | None = None
-        if starts_R.any():
-            self._visible = self._mask(self._ago(starts_R) >= 0)
         self._starts_R = starts_R
+        self._later_R1Q1 = np.zeros((self.num_rows, 1, self._longest, 1), dtype=np.int64)
+        for number, later in enumerate(later_R):
+            self._later_R1Q1[number, 0, : len(later), 0] = later
+        self._visible: Tensor | None = None
+        if starts_R.any() or self._later_R1Q1.any():
+            self._visible = self._mask(self._ago() >= -self._later_R1Q1)
         self._near: dict[int, Tensor] = {}
 
     def _mask(self, visible: NDArray[np.bool_]) -> Tensor:
@@ -138,19 +154,20 @@ class _PromptGroup:
         mask = torch.zeros(visible.shape, dtype=keys.dtype, device=keys.device)
         return mask.masked_fill_(torch.from_numpy(~visible).to(keys.device), float("-inf"))
 
-    def _ago(self, starts_R: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _ago(self) -> NDArray[np.int64]:
         """[R, 1, Q, T] distance from each key to each query, in places."""
-        query_R1Q1 = starts_R[:, None, None, None] + np.arange(self._longest)[:, None]
+        query_R1Q1 = self._starts_R[:, None, None, None] + np.arange(self._longest)[:, None]
         return query_R1Q1 - np.arange(self._span)
 
     def _visible_in(self, wishes: Wishes) -> Tensor | None:
-        """The mask of queries; None is all keys up to their own place."""
+        """The mask of queries, which see all keys up to their own place and the later ones of their image;
+        None where that is all up to their own."""
         window = wishes.window
         if window is None or not wishes.is_shorter(self._span):
             return self._visible
         if window not in self._near:
-            ago = self._ago(self._starts_R)
-            self._near[window] = self._mask((ago >= 0) & (ago < window))
+            ago = self._ago()
+            self._near[window] = self._mask((ago >= -self._later_R1Q1) & (ago < window))
         return self._near[window]
 
     def attend(self, layer: int, queries: Tensor, wishes: Wishes, *, only_last: bool) -> Tensor:
@@ -451,12 +468,12 @@ def _states_by_row(
 
 def prefill(model: Any, cache: KVCache, rows: Sequence[PromptRow]) -> Tensor:
     """Read the new tokens of every row. [R, V] logits after each row's last token."""
-    return forward(model, cache, None, None, PromptRows(cache, rows))
+    return forward(model, cache, None, None, PromptRows(model, cache, rows))
 
 
 def prefill_all(model: Any, cache: KVCache, row: PromptRow) -> Tensor:
     """Read the new tokens of a row. [N, V] logits after each of them."""
-    return model.logits(_states(model, cache, None, None, PromptRows(cache, [row]), only_last=False))
+    return model.logits(_states(model, cache, None, None, PromptRows(model, cache, [row]), only_last=False))
 
 
 def prefill_scored(
@@ -465,7 +482,7 @@ def prefill_scored(
     """Read the new tokens of a row; log-probabilities of its last `num_scored` tokens, each of which has a
     new one before it; 0 for those of images, which nobody predicts. Logits exist for as many tokens at a
     time as `SCORED_BYTES` hold."""
-    states_N_D = _states(model, cache, None, None, PromptRows(cache, [row]), only_last=False)
+    states_N_D = _states(model, cache, None, None, PromptRows(model, cache, [row]), only_last=False)
     predicting_M_D = states_N_D[-1 - num_scored : -1]
     targets_M = torch.tensor(row.new_ids[-num_scored:], device=states_N_D.device)
     chunk = max(1, SCORED_BYTES // (SCORED_COPIES * 4 * model.vocab_size))

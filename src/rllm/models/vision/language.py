@@ -11,6 +11,7 @@ import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -108,15 +109,22 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
         row = [1, 2, 3, *pixels.ids, 4, 5, 6]
         device = next(self.inner.parameters()).device
         ids_N = torch.tensor(row, device=device)
-        words_1_N = ids_N.masked_fill(ids_N >= PATCH_IDS_FROM, self.images.mark_id).unsqueeze(0)
+        is_patch_1_N = (ids_N >= PATCH_IDS_FROM).unsqueeze(0)
+        words_1_N = ids_N.unsqueeze(0).masked_fill(is_patch_1_N, self.images.patch_mark_id)
         tensors = {name: each.to(device) for name, each in pixels.tensors.items()}
-        is_patch_1_N = (words_1_N == self.images.mark_id).int()
-        tensors["mm_token_type_ids"] = is_patch_1_N
-        if "token_type_ids" in inspect.signature(self.inner.forward).parameters:
-            tensors["token_type_ids"] = is_patch_1_N
-        return self._measured_sizes(
-            ids_N, lambda: self.inner(input_ids=words_1_N, use_cache=False, **tensors)
-        )
+        kinds_1_N = is_patch_1_N.int()
+
+        def own_pass(**kinds: Tensor) -> Any:
+            return self.inner(
+                input_ids=words_1_N, use_cache=False, mm_token_type_ids=kinds_1_N, **kinds, **tensors
+            )
+
+        if "token_type_ids" not in inspect.signature(self.inner.forward).parameters:
+            return self._measured_sizes(ids_N, own_pass)
+        # Where it is given which tokens are of an image, such a model lets them see each other.
+        with_kinds = self._without_us(partial(own_pass, token_type_ids=kinds_1_N))
+        self.sees_images_whole = not torch.equal(with_kinds.logits, self._without_us(own_pass).logits)
+        return self._measured_sizes(ids_N, lambda: with_kinds)
 
     def _text_model(self) -> Any:
         return self.inner.get_decoder()

@@ -4,6 +4,9 @@ ImageFile ──pillow──► pixels ──AutoProcessor──► ids (marks b
 
 A model that places an image's tokens in a grid has as many as its grid, so that its `AutoImageProcessor` is
 enough: the whole processor reads films as well, and wants torchvision for those.
+
+Gemma 3's processor writes empty lines around an image, which become one token with line ends beside them. So
+they are written into the text before it becomes ids.
 """
 
 import threading
@@ -58,6 +61,8 @@ class VisionProcessor:
                 "place them, so use an external engine."
             )
         self.mark_id: int = mark_id
+        self.patch_mark_id: int = self._patch_mark_id()
+        """The id that transformers knows each token of an image by."""
         self._lock = threading.Lock()
         self._cache: OrderedDict[int, ProcessedImage] = OrderedDict()
         self._num_bytes = 0
@@ -66,8 +71,15 @@ class VisionProcessor:
         is_named = isinstance(getattr(self._processor, "image_token", None), str)
         return getattr(self._processor, "image_token_id", None) if is_named else None
 
+    def _patch_mark_id(self) -> int:
+        return self.mark_id
+
+    def with_frames(self, text: str) -> str:
+        """See `ImageReader`."""
+        return text
+
     def _read(self, pixels: Any) -> tuple[list[int], Mapping[str, Tensor]]:
-        """Ids with a mark for each token of the image, and the model's tensors."""
+        """Ids with `patch_mark_id` for each token of the image, and the model's tensors."""
         output = self._processor(
             text=[self._processor.image_token],
             images=[pixels],
@@ -116,7 +128,7 @@ class VisionProcessor:
             raise ConfigError(
                 f"An image of {width} x {height} pixels is refused by the model's processor: {error}"
             ) from error
-        count = ids.count(self.mark_id)
+        count = ids.count(self.patch_mark_id)
         if not 0 < count <= MAX_PATCHES:
             raise ConfigError(
                 f"An image of {pixels.size[0]} x {pixels.size[1]} pixels is {count} tokens for this model; "
@@ -124,10 +136,45 @@ class VisionProcessor:
             )
         patches = iter(patch_ids(image.number, count))
         return ProcessedImage(
-            ids=tuple(next(patches) if each == self.mark_id else each for each in ids),
+            ids=tuple(next(patches) if each == self.patch_mark_id else each for each in ids),
             num_patches=count,
             tensors=tensors,
         )
+
+
+class FramedProcessor(VisionProcessor):
+    """An `AutoProcessor` that writes a mark before and one behind the tokens of an image, and lines around
+    those; the chat template prints the first mark alone."""
+
+    _lacks = "writes no marks around an image, where config.json names some (`boi_token_index`)"
+
+    def __init__(
+        self, directory: Path, config: Mapping[str, Any], *, trust_remote_code: bool = False
+    ) -> None:
+        super().__init__(directory, config, trust_remote_code=trust_remote_code)
+        if getattr(self._processor.image_processor, "do_pan_and_scan", None):
+            raise ModelDirectoryError(
+                f"{directory}: its image processor has `do_pan_and_scan`, which puts sentences and parts "
+                "of an image around it; set it to false."
+            )
+        tokenizer, sequence = self._processor.tokenizer, self._processor.full_image_sequence
+        self._before = sequence.partition(tokenizer.boi_token)[0]
+        self._behind = sequence.rpartition(tokenizer.eoi_token)[2]
+
+    def with_frames(self, text: str) -> str:
+        mark = self._processor.image_token
+        return text.replace(mark, f"{self._before}{mark}{self._behind}")
+
+    def _mark_id(self, config: Mapping[str, Any]) -> Any:
+        return super()._mark_id(config) if hasattr(self._processor, "full_image_sequence") else None
+
+    def _patch_mark_id(self) -> int:
+        return self._processor.tokenizer.image_token_id
+
+    def _read(self, pixels: Any) -> tuple[list[int], Mapping[str, Tensor]]:
+        ids, tensors = super()._read(pixels)
+        end = len(ids) - ids[::-1].index(self._processor.tokenizer.eoi_token_id)
+        return ids[ids.index(self.mark_id) : end], {"pixel_values": tensors["pixel_values"]}
 
 
 class GridProcessor(VisionProcessor):
