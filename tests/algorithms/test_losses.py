@@ -355,6 +355,14 @@ def test_a_function_that_cannot_be_called_with_tokens_is_refused_before_any_work
         policy_loss(AlgorithmConfig(loss=f"{tmp_path}/absent.py:mine"))
 
 
+def test_a_loss_that_yields_is_refused_whatever_it_takes(tmp_path: Path) -> None:
+    path = tmp_path / "yielding_loss.py"
+    for arguments in ("tokens", "tokens, context"):
+        path.write_text(f"def mine({arguments}):\n    yield tokens.new_M\n")
+        with pytest.raises(ConfigError, match="generator"):
+            policy_loss(AlgorithmConfig(loss=f"{path}:mine"))
+
+
 def test_ones_own_loss_may_see_bounds_and_step_and_bounds_that_it_does_not_see_are_refused(
     tmp_path: Path,
 ) -> None:

@@ -202,6 +202,7 @@ def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
         (LLAMA, '{"name": "f", "parameters": {"a"', '{"a"'),
         (GLM, "<tool_call>f<arg_key>a</arg_key><arg_value>half a</arg_v", '{"a": "half a</arg_v'),
         (GLM, "<tool_call>f<arg_key>a</arg_key>no value", "{"),
+        (GLM, "<tool_call>f<arg_key>a<b</arg_key><arg_value>no name</arg_value></tool_call>", "{"),
         (MISTRAL_ARGS, '[TOOL_CALLS]f[ARGS]{"a": [1, ', '{"a": [1, '),
         (MISTRAL_ARGS, '[TOOL_CALLS]f[ARGS]{"a": nope}', '{"a": nope}'),
         (DEEPSEEK, f"{DEEPSEEK.opener}<｜tool▁call▁begin｜>f<｜tool▁sep｜>{{", "{"),
