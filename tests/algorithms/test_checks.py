@@ -90,6 +90,25 @@ class _WrongBackward(torch.autograd.Function):
         return 3.0 * grads[0]
 
 
+class _SteepBeyond(torch.autograd.Function):
+    """Zeros, with a gradient that is no number where a value is beyond `bound`."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        values, ctx.bound = inputs
+        ctx.save_for_backward(values)
+        return torch.zeros_like(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (values,) = ctx.saved_tensors
+        return torch.where(values.abs() > ctx.bound, torch.nan, 0.0), None
+
+
+def _steep_beyond(tokens: TokenInputs, bound: float) -> Tensor:
+    return _clipped(tokens) + _SteepBeyond.apply(tokens.new_M - tokens.old_M, bound)
+
+
 def _over_the_batch(tokens: TokenInputs) -> Tensor:
     return -_ratio(tokens) * (tokens.advantages_M - tokens.advantages_M.mean())
 
@@ -120,6 +139,13 @@ def test_each_way_of_being_wrong_has_its_check(subtests: pytest.Subtests) -> Non
     ]:
         with subtests.test(loss=loss, broken=broken):
             assert broken <= _failed(check_loss(loss))
+
+
+@pytest.mark.parametrize(("bound", "broken"), [(10.0, {"far ratios"}), (25.0, set())])
+def test_gradients_are_finite_for_ratios_of_e_to_the_20_and_beyond_that_nothing_is_promised(
+    bound: float, broken: set[str]
+) -> None:
+    assert _failed(check_loss(partial(_steep_beyond, bound=bound))) == broken
 
 
 def test_a_random_loss_is_not_repeatable() -> None:

@@ -478,6 +478,12 @@ def test_reading_a_long_answer_piece_by_piece_takes_each_piece_once(tool_format:
             assert len(tool_format.parse(named).calls) == num_calls, "more is no name but an answer"
 
 
+def test_a_key_between_tags_is_as_long_as_a_name_at_most_also_where_its_tag_comes_in_pieces() -> None:
+    for num_letters, is_key in ((MAX_NAME, True), (MAX_NAME + 1, False)):
+        parsed, _ = _streamed(GLM, list(WRITTEN["glm"].replace("city", "x" * num_letters)))
+        assert [("x" * num_letters in call.arguments) for call in parsed.calls] == [is_key]
+
+
 # ---- which format a model has --------------------------------------------------------------------------
 
 

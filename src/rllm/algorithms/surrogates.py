@@ -371,7 +371,7 @@ class WholeVocabulary:
     """
 
     divergence: str
-    beta: float = 0.5
+    beta: float
 
     needs_every_row = True
     needs_whole_groups = False
