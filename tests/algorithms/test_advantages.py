@@ -229,6 +229,7 @@ def test_attempts_without_tokens_have_no_say_in_what_is_normalised_over_tokens()
 
 
 def test_remax_without_a_greedy_attempt_is_refused() -> None:
+    assert [name for name, each in ESTIMATORS.items() if each.needs_greedy] == ["remax"]
     attempts = _attempts([(1.0, 1, 0, 0.0), (0.0, 1, 0, None)])  # pyright: ignore[reportArgumentType]
     with pytest.raises(RewardError, match=r"1 of 2 .*greedy"):
         estimator_named("remax").estimate(attempts)

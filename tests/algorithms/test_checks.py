@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rllm.algorithms.checks import Check, CheckVerdict, check_estimator, group_form
 from rllm.algorithms.estimators import ESTIMATORS
-from rllm.algorithms.loss_checks import check_loss
+from rllm.algorithms.loss_checks import check_loss, columns_read
 from rllm.algorithms.losses import TokenInputs, policy_loss
 from rllm.algorithms.surrogates import SURROGATES
 from rllm.config.algorithm import AlgorithmConfig
@@ -46,6 +46,11 @@ def _held_without_grad(tokens: TokenInputs) -> Tensor:
     return -weight_M * tokens.advantages_M * tokens.new_M
 
 
+def _held_as_numbers(tokens: TokenInputs) -> Tensor:
+    weight_M = torch.tensor([each.item() for each in _ratio(tokens).clamp(max=1.2)], dtype=torch.float64)
+    return -weight_M * tokens.advantages_M * tokens.new_M
+
+
 def _of_groups(tokens: TokenInputs) -> Tensor:
     """Advantages less their mean over the group's tokens."""
     group_M = tokens.group_R[tokens.row_M]
@@ -55,7 +60,7 @@ def _of_groups(tokens: TokenInputs) -> Tensor:
     return -_ratio(tokens) * (tokens.advantages_M - means[group_M])
 
 
-@pytest.mark.parametrize("loss", [_clipped, _held, _held_without_grad, _of_groups])
+@pytest.mark.parametrize("loss", [_clipped, _held, _held_without_grad, _held_as_numbers, _of_groups])
 def test_a_sound_loss_passes_every_check(loss: Callable[[TokenInputs], Tensor]) -> None:
     assert _failed(check_loss(loss)) == set()
 
@@ -130,11 +135,13 @@ def test_each_way_of_being_wrong_has_its_check(subtests: pytest.Subtests) -> Non
         (lambda tokens: -_WrongBackward.apply(_ratio(tokens)) * tokens.advantages_M, {"gradient"}),
         (lambda tokens: (-_ratio(tokens) * tokens.advantages_M).mean(), {"contract"}),
         (lambda tokens: -tokens.new_M.detach() * tokens.advantages_M, {"contract"}),
+        (lambda tokens: (tokens.new_M - tokens.new_M.detach()).square(), {"gradient"}),
         (lambda tokens: tokens.nothing, {"contract"}),
         (lambda tokens: None, {"contract"}),
         (lambda tokens: -_ratio(tokens).float() * tokens.advantages_M.float(), {"contract"}),
         (lambda tokens: -_ratio(tokens) * tokens.advantages_M / 0.0, {"contract"}),
         (lambda tokens: -((40 * (tokens.new_M - tokens.old_M)).exp()) * tokens.advantages_M, {"far ratios"}),
+        (lambda tokens: _clipped(tokens) / (torch.arange(len(tokens.new_M)) > 0).double(), {"contract"}),
         (_in_place, {"repeatable"}),
     ]:
         with subtests.test(loss=loss, broken=broken):
@@ -146,6 +153,20 @@ def test_gradients_are_finite_for_ratios_of_e_to_the_20_and_beyond_that_nothing_
     bound: float, broken: set[str]
 ) -> None:
     assert _failed(check_loss(partial(_steep_beyond, bound=bound))) == broken
+
+
+def test_a_loss_that_fails_on_other_batches_is_told_so() -> None:
+    def whole(tokens: TokenInputs) -> Tensor:
+        if len(tokens.row_M.unique()) == 1:
+            raise ArithmeticError("one row")
+        return _clipped(tokens)
+
+    assert _failed(check_loss(whole)) == {"every batch"}
+    assert "ArithmeticError" in _detail(check_loss(whole), "every batch")
+
+
+def test_the_columns_that_a_loss_looks_at_are_named() -> None:
+    assert columns_read(_clipped) == ["advantages_M", "new_M", "old_M"]
 
 
 def test_a_random_loss_is_not_repeatable() -> None:
@@ -236,6 +257,18 @@ def test_what_holds_for_some_attempts_alone_is_not_promised(
     everywhere = check_estimator(lambda rewards_G: rewards_G - rewards_G.mean())
     assert _detail(everywhere, aspect).endswith(promise)
     assert not _detail(check_estimator(estimate), aspect).endswith(promise)
+
+
+def test_advantages_may_be_small() -> None:
+    assert _failed(check_estimator(lambda rewards_G: 1e-3 * (rewards_G - rewards_G.mean()))) == set()
+
+
+def test_what_scales_in_some_groups_alone_is_out_of_proportion() -> None:
+    def estimate(rewards_G: Any) -> Any:
+        centred_G = rewards_G - rewards_G.mean()
+        return centred_G if len(rewards_G) > 4 else np.sign(centred_G)
+
+    assert "not in proportion" in _detail(check_estimator(estimate), "scale")
 
 
 def _sorting(rewards_G: Any) -> Any:

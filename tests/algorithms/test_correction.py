@@ -75,6 +75,14 @@ def test_a_sampler_that_agrees_is_not_corrected(subtests: pytest.Subtests) -> No
                 assert weights.tolist() == [1.0] * len(old)
 
 
+@pytest.mark.parametrize(("low", "high"), [(1.0, 2.0), (0.5, 1.0)])
+def test_a_ratio_on_a_bound_is_within(low: float, high: float) -> None:
+    columns = _columns([[(-1.0, -1.0)]])
+    correction = Correction(mode="mask", level="token", low=low, high=high)
+    assert correction.weights_M(*columns).tolist() == [1.0]
+    assert out_of_bounds_M(*columns, correction).tolist() == [False]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_weight_depends_on_its_row_alone(level: str) -> None:
     rows = _rows()

@@ -385,6 +385,16 @@ def test_losing_and_shuffling_attempts_changes_turns_only_by_who_is_left(
     assert _turns([*shuffled, failed], estimator, credit=credit) == _turns(kept, estimator, credit=credit)
 
 
+def test_turns_that_began_in_one_state_are_compared_where_the_estimator_looks_at_states() -> None:
+    """All four turns began in one state, two with a return of 1, two of 0; so were the attempts paid."""
+    episodes = [
+        _played(attempt, paid, observation="here") for attempt, paid in enumerate([[0.0, 1.0], [0.0, 0.0]])
+    ]
+    won, lost = _turns(episodes, "gigpo").values()
+    assert won == pytest.approx([2.0, 2.0], abs=1e-4)
+    assert lost == pytest.approx([-2.0, -2.0], abs=1e-4)
+
+
 def test_what_a_trajectory_was_paid_beyond_its_steps_was_paid_at_its_last_turn() -> None:
     judged = _played(0, [0.0, 0.0, 0.0], reward=1.0).trajectories[0]
     assert turn_rewards(judged, 1.0).tolist() == [0.0, 0.0, 1.0]

@@ -116,9 +116,9 @@ def test_a_loss_says_what_it_needs(subtests: pytest.Subtests) -> None:
         (PolicyLoss(kl_coef=0.1), True, False, False),
         (PolicyLoss(correction=Correction(mode="mask")), False, False, False),
         (OWN, True, False, True),
-        (ValueLoss(), True, False, False),
-        (ActorCriticLoss(policy=PolicyLoss(entropy_coef=0.1), value=ValueLoss()), True, True, False),
-        (ActorCriticLoss(policy=OWN, value=ValueLoss()), True, False, True),
+        (ValueLoss(clip=0.2), True, False, False),
+        (ActorCriticLoss(policy=PolicyLoss(entropy_coef=0.1), value=ValueLoss(clip=0.2)), True, True, False),
+        (ActorCriticLoss(policy=OWN, value=ValueLoss(clip=0.2)), True, False, True),
         (ImitationLoss(), True, False, False),
     ]:
         with subtests.test(loss=loss, every_row=every_row, entropy=entropy, whole_groups=whole_groups):
@@ -132,12 +132,18 @@ def test_a_loss_says_what_it_needs(subtests: pytest.Subtests) -> None:
         (PolicyLoss(entropy_coef=0.1), "`algorithm.entropy_coef`"),
         (PolicyLoss(kl_coef=0.1), r"`algorithm.kl_coef`.*log-prob"),
         (PolicyLoss(correction=Correction(mode="mask")), '`algorithm.old_logprobs` to "trainer"'),
-        (ValueLoss(), "needs a critic's values and the returns; choose the estimator `gae`"),
+        (ValueLoss(clip=0.2), "needs a critic's values and the returns; choose the estimator `gae`"),
     ],
 )
 def test_what_is_asked_for_and_missing_is_named(loss: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         loss.terms(tokens())
+
+
+@pytest.mark.parametrize("missing", ["new_values_M", "values_M", "returns_M"])
+def test_a_value_loss_needs_all_of_its_columns(missing: str) -> None:
+    with pytest.raises(ConfigError, match="choose the estimator `gae`"):
+        ValueLoss(clip=0.2).terms(tokens(**{**VALUES, missing: None}))
 
 
 def test_measures_are_of_each_token() -> None:
@@ -225,7 +231,7 @@ def test_the_value_loss_is_verls(verl_losses: dict[str, Any]) -> None:
 
 
 def test_on_one_trunk_the_terms_of_both_are_added() -> None:
-    policy, value = PolicyLoss(aggregation="sequence_mean"), ValueLoss(aggregation="sequence_mean")
+    policy, value = PolicyLoss(aggregation="sequence_mean"), ValueLoss(clip=0.2, aggregation="sequence_mean")
     both, given = ActorCriticLoss(policy=policy, value=value, coef=0.3), tokens(**VALUES)
     assert both.terms(given).tolist() == pytest.approx(
         (policy.terms(given) + 0.3 * value.terms(given)).tolist()
@@ -376,6 +382,7 @@ def test_ones_own_loss_may_see_bounds_and_step_and_bounds_that_it_does_not_see_a
         "    def terms(self, tokens, context):\n"
         "        return tokens.new_M * context.total_steps\n"
     )
+    assert (AlgorithmContext().step, AlgorithmContext().total_steps) == (0, 1)
     config = AlgorithmConfig(loss=f"{path}:seeing", clip_low=0.25)
     config.validate()
     given = tokens()

@@ -306,7 +306,8 @@ def test_orpo_costs_what_it_costs_in_trl_but_for_the_likelihood_which_there_is_o
 
 @pytest.mark.parametrize("case", [case for case in TRL["cases"] if case["name"] == "kto"], ids=_name)
 def test_kto_costs_what_it_costs_in_trl(case: dict[str, Any]) -> None:
-    loss = KTOLoss(**case["settings"], kl=case["kl"])
+    usual = {"desirable_weight": 1.0, "undesirable_weight": 1.0}
+    loss = KTOLoss(**usual | case["settings"], kl=case["kl"])
     rows = [(number, sign, answer) for number, (_, sign, answer) in enumerate(pair_rows(TRL_PAIRS))]
     tokens = inputs(rows, loss)
     value = total(loss, tokens)
@@ -397,6 +398,10 @@ def test_a_policy_that_is_its_reference_has_no_opinion_and_the_loss_of_a_coin() 
 
 def test_the_configuration_names_the_loss_and_its_usual_strength() -> None:
     assert preference_loss(PreferenceConfig()) == PairLoss(name="dpo", beta=0.1)
+    kto = preference_loss(PreferenceConfig(loss="kto"))
+    assert isinstance(kto, KTOLoss)
+    assert kto.kl == 0.0  # nothing was measured yet
+    assert (kto.needs_reference, kto.needs_whole_groups) == (True, True)
     assert preference_loss(PreferenceConfig(loss="simpo")) == PairLoss(
         name="simpo", beta=2.0, target_margin=1.0
     )
@@ -404,5 +409,5 @@ def test_the_configuration_names_the_loss_and_its_usual_strength() -> None:
         name="orpo", beta=0.5, sft_coef=1.0
     )
     assert preference_loss(PreferenceConfig(loss="kto", desirable_weight=2.0), kl=0.4) == KTOLoss(
-        beta=0.1, desirable_weight=2.0, kl=0.4
+        beta=0.1, desirable_weight=2.0, undesirable_weight=1.0, kl=0.4
     )

@@ -188,6 +188,12 @@ def _loss(name: str, surrogate: Surrogate, rows: list[Row], new_M: Tensor) -> fl
     return float(terms_M.sum())
 
 
+def test_a_row_far_from_the_policy_that_sampled_it_is_clipped_whole() -> None:
+    for name in ("ppo", "gspo", "gmpo"):
+        row = [(-0.1, -0.9, 1.0), (-0.1, -0.9, 1.0)]
+        assert SURROGATES[name].clipped_M(inputs([row])).tolist() == [True, True]
+
+
 def test_in_the_first_update_every_surrogate_has_the_plain_policy_gradient(subtests: pytest.Subtests) -> None:
     for name in sorted(SURROGATES):
         with subtests.test(name=name):

@@ -117,11 +117,11 @@ def test_a_saved_critic_goes_on_bit_for_bit(
     critic: Make, with_returns: list[TrainingSample], tmp_path: Path
 ) -> None:
     first, second = critic(), critic(seed=4)
-    first.update(with_returns, ValueLoss(), 1e-2)
+    first.update(with_returns, ValueLoss(clip=0.2), 1e-2)
     first.save(tmp_path)
     second.load(tmp_path)
     for learner in (first, second):
-        learner.update(with_returns, ValueLoss(), 1e-2)
+        learner.update(with_returns, ValueLoss(clip=0.2), 1e-2)
     for mine_T, theirs_T in zip(first.values(with_returns), second.values(with_returns), strict=True):
         assert np.array_equal(mine_T, theirs_T)
 
@@ -135,7 +135,7 @@ def test_one_trunk_learns_from_policy_and_value_terms_at_once(
         learner.update(with_returns, loss, 0.0)
         return {name: each.grad for name, each in learner._weights.named.items() if each.grad is not None}
 
-    policy, value = PolicyLoss(), ValueLoss()
+    policy, value = PolicyLoss(), ValueLoss(clip=0.2)
     both = gradient(ActorCriticLoss(policy=policy, value=value, coef=0.5))
     of_policy, of_value = gradient(policy), gradient(value)
     assert both.keys() == of_value.keys() >= of_policy.keys()
@@ -148,7 +148,7 @@ def test_a_value_head_is_saved_with_its_trunk(
     decoder: Make, backend: Make, with_returns: list[TrainingSample], tmp_path: Path
 ) -> None:
     first = backend(decoder(), value_head=True)
-    loss = ActorCriticLoss(policy=PolicyLoss(), value=ValueLoss())
+    loss = ActorCriticLoss(policy=PolicyLoss(), value=ValueLoss(clip=0.2))
     first.update(with_returns, loss, 1e-2)
     first.save(tmp_path)
     second = backend(decoder(seed=3), value_head=True)

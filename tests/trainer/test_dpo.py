@@ -182,6 +182,8 @@ def test_attempts_of_a_run_are_compared_by_the_ids_that_were_sampled(
             row.advantages_T.sum() > 0: sampled[tuple(row.token_ids_T.tolist())] for row in example.rows
         }
         assert rewards[True] >= 0.5 > rewards[False]
+        signs = [set(row.advantages_T[row.trainable_T].tolist()) for row in example.rows]
+        assert signs == [{1.0}, {-1.0}]
 
 
 def test_a_run_on_a_run_begins_with_its_model_and_reports_what_became_of_its_attempts(
@@ -310,6 +312,22 @@ def test_longer_examples_are_dropped_whole_and_counted(preferences: ModuleType, 
     ).plan()
     assert plan["dropped_examples"] == 1
     assert plan["examples"] + plan["heldout_examples"] == 12
+
+
+def test_a_dataset_of_ones_own_is_held_out_whole_but_for_what_is_too_long(
+    preferences: ModuleType, tmp_path: Path
+) -> None:
+    long = {"prompt": "A", "chosen": "B", "rejected": "C " * 40}
+    changes = {
+        "batch_size": 3,
+        "data": {"heldout_fraction": 0.0, "max_length": 40, "max_length_policy": "drop"},
+    }
+    train, val = [*preferences.PAIRS, long], [*preferences.PAIRS[:2], long]
+    trainer = preferences.make_trainer(tmp_path, changes=changes, train_dataset=train, val_dataset=val)
+    plan = trainer.plan()
+    assert (plan["examples"], plan["heldout_examples"], plan["dropped_examples"]) == (12, 2, 2)
+    assert plan["tokens_per_update"] == round(plan["tokens"] / 4)  # 3 of 12
+    assert plan["compared_tokens_per_update"] == round(plan["compared_tokens"] / 4)
 
 
 # ---- an agent ----------------------------------------------------------------------------------------------

@@ -254,11 +254,13 @@ def test_ranks_share_the_rows_and_not_the_weights() -> None:
 
 def test_ranks_that_share_a_copy_have_their_part_of_what_is_trained() -> None:
     """4 + 12/N bytes a parameter while a rank samples, and 4/N more in an update."""
-    alone = plan_of(config_of()).parts
-    shared = config_of(distributed__strategy="shard", rollout__tasks_per_step=8)
+    whole = {"checkpoint__background": True}
+    alone = plan_of(config_of(**whole)).parts
+    shared = config_of(distributed__strategy="shard", rollout__tasks_per_step=8, **whole)
     halves = plan_of(shared, num_ranks=2, num_local_ranks=2).parts
     assert halves.weights == alone.weights + alone.gradients // 2
     assert (halves.gradients, halves.optimizer) == (alone.gradients // 2, alone.optimizer // 2)
+    assert halves.checkpoint == alone.checkpoint // 2 > 0
     shared.distributed.shard_size = 2
     assert plan_of(shared, num_ranks=4, num_local_ranks=4).parts == halves
     assert plan_of(shared).parts == alone

@@ -111,7 +111,7 @@ class ValueLoss:
     squared error.
     """
 
-    clip: float = 0.2
+    clip: float
     aggregation: Aggregation = "token_mean"
 
     needs_every_row = True

@@ -254,9 +254,9 @@ class KTOLoss:
     it on answers to other prompts (the paper's y' of another pair), bounded below by 0.
     """
 
-    beta: float = 0.1
-    desirable_weight: float = 1.0
-    undesirable_weight: float = 1.0
+    beta: float
+    desirable_weight: float
+    undesirable_weight: float
     kl: float
     aggregation: str = "group_mean"
 

@@ -201,9 +201,9 @@ class SoftGate(_OfTokens):
     at a bound. The paper's aggregation is `sequence_mean`, which verl's `sapo` always has.
     """
 
-    positive: float = 1.0
+    positive: float
     """τ where A > 0: larger fades sooner."""
-    negative: float = 1.05
+    negative: float
 
     def terms(self, tokens: TokenInputs) -> Tensor:
         advantages_M = tokens.advantages_M
