@@ -147,7 +147,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
 }  # fmt: skip
-IGNORED_KEYWORDS = ("strict", "exist_ok", "maxsize", "indent", "digest_size")
+IGNORED_KEYWORDS = ("strict", "exist_ok", "maxsize", "indent", "digest_size", "repr")
 """What they change is a check of ours (`zip`), a race, speed (`lru_cache`), looks, or how many bits tell two
 texts apart: no promise."""
 SWAPPED_NAMES = {

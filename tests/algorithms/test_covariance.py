@@ -70,6 +70,7 @@ def test_clip_cov_draws_between_its_bounds_by_seed_and_step() -> None:
         (first, second) = (_chosen(replace(surrogate, context=context).chosen(ROWS)) for _ in range(2))
         assert first == second
         picks.add(tuple(map(tuple, first)))
+    assert surrogate.chosen([]) == []
     assert picks == {((0, 1, 0, 0), (0, 0, 0)), ((0, 0, 0, 0), (0, 0, 1))}
     other = replace(surrogate, low=4.0)
     assert _chosen(other.chosen(ROWS)) == [[0, 0, 0, 0], [0, 0, 1]]
@@ -103,6 +104,13 @@ def test_terms_by_hand() -> None:
         PenalisedCovariance().terms(_tokens(chosen_M=None))  # type: ignore[arg-type]
 
 
+def test_clip_cov_counts_as_clipped_what_is_beyond_its_bounds_and_what_was_drawn() -> None:
+    tokens = _tokens(
+        old_M=torch.tensor([-1.0, -2.0, -1.5], dtype=torch.float64), chosen_M=torch.tensor([0.0, 1.0, 0.0])
+    )
+    assert ClippedCovariance().clipped_M(tokens).tolist() == [False, True, True]
+
+
 def test_topr_tapers_what_became_unlikely_and_was_bad() -> None:
     """Row 0 is exp(0.5 - 1) as likely as it was, row 1 exp(1) times; by hand."""
     terms = policy_loss(AlgorithmConfig(loss="topr")).terms(_tokens())
@@ -117,6 +125,7 @@ def test_topr_counts_as_clipped_what_was_bad_in_a_row_that_became_likelier() -> 
     assert surrogate.clipped_M(_tokens()).tolist() == [False, False, False]
     worse = _tokens(advantages_M=-_tokens().advantages_M)
     assert surrogate.clipped_M(worse).tolist() == [False, False, True]
+    assert not surrogate.clipped_M(_tokens(advantages_M=torch.zeros(3, dtype=torch.float64))).any()
 
 
 def test_a_covariance_on_a_bound_is_not_drawn() -> None:

@@ -385,6 +385,17 @@ def test_losing_and_shuffling_attempts_changes_turns_only_by_who_is_left(
     assert _turns([*shuffled, failed], estimator, credit=credit) == _turns(kept, estimator, credit=credit)
 
 
+@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"gae", "teacher", "remax"}))
+def test_who_compares_attempts_at_a_task_gives_zeros_where_all_were_paid_alike(estimator: str) -> None:
+    episodes = [
+        _played(attempt, [paid], task=f"paid {paid}", observation="here")
+        for paid in (1.0, 0.0)
+        for attempt in range(2)
+    ]
+    advantages, _ = _advantages(episodes, estimator)
+    assert any(advantages.values()) == (not ESTIMATORS[estimator].compares_attempts)
+
+
 def test_turns_that_began_in_one_state_are_compared_where_the_estimator_looks_at_states() -> None:
     """All four turns began in one state, two with a return of 1, two of 0; so were the attempts paid."""
     episodes = [

@@ -33,6 +33,7 @@ from rllm.algorithms.surrogates import (
     SequenceRatio,
     SoftGate,
     Tapered,
+    WholeVocabulary,
 )
 from rllm.config import algorithm as config_algorithm
 from rllm.config.algorithm import AlgorithmConfig
@@ -116,6 +117,7 @@ def test_a_loss_says_what_it_needs(subtests: pytest.Subtests) -> None:
         (PolicyLoss(kl_coef=0.1), True, False, False),
         (PolicyLoss(correction=Correction(mode="mask")), False, False, False),
         (OWN, True, False, True),
+        (PolicyLoss(surrogate=WholeVocabulary(divergence="jsd", beta=0.5)), True, False, False),
         (ValueLoss(clip=0.2), True, False, False),
         (ActorCriticLoss(policy=PolicyLoss(entropy_coef=0.1), value=ValueLoss(clip=0.2)), True, True, False),
         (ActorCriticLoss(policy=OWN, value=ValueLoss(clip=0.2)), True, False, True),
@@ -362,8 +364,8 @@ def test_a_function_that_cannot_be_called_with_tokens_is_refused_before_any_work
 
 
 def test_a_loss_that_yields_is_refused_whatever_it_takes(tmp_path: Path) -> None:
-    path = tmp_path / "yielding_loss.py"
-    for arguments in ("tokens", "tokens, context"):
+    for number, arguments in enumerate(("tokens", "tokens, context"), 1):
+        path = tmp_path / f"yielding_{number}.py"
         path.write_text(f"def mine({arguments}):\n    yield tokens.new_M\n")
         with pytest.raises(ConfigError, match="generator"):
             policy_loss(AlgorithmConfig(loss=f"{path}:mine"))

@@ -398,10 +398,11 @@ def test_a_policy_that_is_its_reference_has_no_opinion_and_the_loss_of_a_coin() 
 
 def test_the_configuration_names_the_loss_and_its_usual_strength() -> None:
     assert preference_loss(PreferenceConfig()) == PairLoss(name="dpo", beta=0.1)
+    assert not preference_loss(PreferenceConfig()).needs_entropy
     kto = preference_loss(PreferenceConfig(loss="kto"))
     assert isinstance(kto, KTOLoss)
     assert kto.kl == 0.0  # nothing was measured yet
-    assert (kto.needs_reference, kto.needs_whole_groups) == (True, True)
+    assert (kto.needs_reference, kto.needs_whole_groups, kto.needs_entropy) == (True, True, False)
     assert preference_loss(PreferenceConfig(loss="simpo")) == PairLoss(
         name="simpo", beta=2.0, target_margin=1.0
     )

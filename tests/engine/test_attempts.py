@@ -126,3 +126,25 @@ async def test_cancelled_episodes_are_counted_with_their_tokens_and_not_handed_o
     counts = EpisodeCounts()
     assert [episode.task_id for episode in await _all(pending, work, counts)] == ["t1"]
     assert (counts.by_outcome[Outcome.CANCELLED], counts.cancelled_tokens, counts.in_flight) == (1, 3, 0)
+
+
+async def test_a_place_that_is_handed_to_a_worker_as_it_is_cancelled_goes_to_the_next() -> None:
+    places, leave = ParallelLimit(1), asyncio.Event()
+    entered: list[str] = []
+
+    async def worker(name: str) -> None:
+        async with places:
+            entered.append(name)
+            await leave.wait()
+
+    first, second, third = [asyncio.create_task(worker(name)) for name in ("first", "second", "third")]
+    await asyncio.sleep(0)
+    leave.set()
+    while not first.done():
+        await asyncio.sleep(0)
+    second.cancel()  # it has its turn, and has not run since
+    await asyncio.wait_for(asyncio.gather(second, third, return_exceptions=True), 5)
+    assert (entered, second.cancelled()) == (["first", "third"], True)
+    async with places:
+        entered.append("last")
+    assert entered[-1] == "last"

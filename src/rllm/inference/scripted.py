@@ -77,7 +77,7 @@ class CodepointTokenizer:
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         tools_text = f"tools:{json.dumps(list(tools))}\0\n" if tools else ""
-        messages_text = "".join(f"{message['role']}:{_text_of(message)}\0\n" for message in messages)
+        messages_text = "".join(f"{message['role']}:{message_text(message)}\0\n" for message in messages)
         return tools_text + messages_text + ("assistant:" if add_generation_prompt else "")
 
     def with_template_variables(self, variables: Mapping[str, Any]) -> Self:
@@ -85,7 +85,8 @@ class CodepointTokenizer:
         return self
 
 
-def _text_of(message: Message) -> str:
+def message_text(message: Message) -> str:
+    """The content of a message, with its calls behind it, as the tokenizer here writes them."""
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(_IMAGE if each["type"] == "image" else each["text"] for each in content)

@@ -7,7 +7,6 @@ What imitation has not learned is never sampled, so rewards do not bring it out:
 spends its steps on nothing.
 """
 
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -16,12 +15,11 @@ import numpy as np
 
 from rllm.config.schema import TrainConfig, WarmStartConfig
 from rllm.eval.evaluate import EvaluationReport, evaluate
-from rllm.inference.scripted import ScriptedClient, ScriptedSession
+from rllm.inference.scripted import ScriptedClient, ScriptedSession, message_text
 from rllm.trainer.agents import Player
 from rllm.trainer.warm_start import Demonstrate
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Episode, Outcome
-from rllm.types.messages import Message
 from rllm.types.task import Task, task_id_of
 
 log = logging.getLogger(__name__)
@@ -71,17 +69,8 @@ def _answers(
 ) -> list[str]:
     rng = np.random.default_rng(draw_seed(config.seed, "expert", position))
     row = task.to_row() if isinstance(task, Task) else dict(task)
-    return [_text(answer) for _, answer in demonstrate(row, config.warm_start.noise, rng)]
-
-
-def _text(answer: str | Message) -> str:
-    """As `ScriptedClient` reads calls, whatever the form of the trained model's own."""
-    if isinstance(answer, str):
-        return answer
-    functions = [call["function"] for call in answer.get("tool_calls") or ()]
-    calls = [json.dumps({name: each[name] for name in ("name", "arguments")}) for each in functions]
-    content = [str(answer["content"])] if answer.get("content") else []
-    return "\n".join([*content, *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)])
+    answers = [answer for _, answer in demonstrate(row, config.warm_start.noise, rng)]
+    return [answer if isinstance(answer, str) else message_text(answer) for answer in answers]
 
 
 async def warn_of_stalled_imitation(

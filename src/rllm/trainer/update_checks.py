@@ -169,14 +169,8 @@ class UpdateProbe:
 
     def slope_of(self, value: Tensor) -> Tensor:
         """[P]"""
-        parameters = list(self.model.parameters())
-        slopes = torch.autograd.grad(value, parameters, allow_unused=True, retain_graph=True)
-        return torch.cat(
-            [
-                torch.zeros_like(each).flatten() if slope is None else slope.flatten()
-                for each, slope in zip(parameters, slopes, strict=True)
-            ]
-        )
+        slopes = torch.autograd.grad(value, list(self.model.parameters()), retain_graph=True)
+        return torch.cat([slope.flatten() for slope in slopes])
 
     def policy_gradient(self) -> Tensor:
         """[P] gradient of the expected reward, a task counting as often as it has attempts."""
