@@ -241,6 +241,7 @@ def _is_limit(node: ast.Assign) -> bool:
 def _is_tolerance(node: ast.Compare) -> bool:
     """`gap <= 1e-8`, `gap <= TOLERANCE`: whether exactly that much is close enough."""
     (*_, right) = node.comparators
+    right = right.operand if isinstance(right, ast.UnaryOp) else right
     is_small = isinstance(right, ast.Constant) and isinstance(right.value, float) and 0.0 < right.value < 1e-2
     is_named = isinstance(right, ast.Name) and (right.id == "SAME" or right.id.endswith("TOLERANCE"))
     return isinstance(node.ops[-1], ast.Lt | ast.LtE | ast.Gt | ast.GtE) and (is_small or is_named)

@@ -391,6 +391,9 @@ def test_a_policy_that_is_its_reference_has_no_opinion_and_the_loss_of_a_coin() 
     measures = PairLoss().measures(tokens)
     assert set(measures["accuracy"].tolist()) == {0.5}
     assert set(measures["kl"].tolist()) == {0.0}
+    assert set(measures["ranking_accuracy"].tolist()) == {1.0}  # -1.5 is likelier than -2
+    swapped = inputs(pair_rows([(rejected, chosen) for chosen, rejected in pairs]), PairLoss())
+    assert set(PairLoss().measures(swapped)["ranking_accuracy"].tolist()) == {0.0}
 
 
 # ---- from the configuration --------------------------------------------------------------------------------

@@ -194,6 +194,13 @@ def test_a_row_far_from_the_policy_that_sampled_it_is_clipped_whole() -> None:
         assert SURROGATES[name].clipped_M(inputs([row])).tolist() == [True, True]
 
 
+def test_where_nobody_was_paid_nothing_is_masked() -> None:
+    for name in ("dppo_tv", "dppo_kl"):
+        row = [(-0.1, -2.0, 0.0), (-2.0, -0.1, 0.0)]
+        assert not SURROGATES[name].clipped_M(inputs([row])).any()
+        assert SURROGATES[name].clipped_M(inputs([[(-0.1, -2.0, 1.0), (-2.0, -0.1, -1.0)]])).all()
+
+
 def test_in_the_first_update_every_surrogate_has_the_plain_policy_gradient(subtests: pytest.Subtests) -> None:
     for name in sorted(SURROGATES):
         with subtests.test(name=name):
