@@ -76,6 +76,7 @@ def test_clip_cov_draws_between_its_bounds_by_seed_and_step() -> None:
     assert _chosen(other.chosen(ROWS)) == [[0, 0, 0, 0], [0, 0, 1]]
     assert not np.any(_chosen(replace(surrogate, low=7.0, high=9.0).chosen(ROWS))[0])
     assert drawn_between(np.ones(1000), 0.01, 0.0, 2.0, 3).tolist() != list(range(10))
+    assert len(drawn_between(np.ones(1000), 0.01, 0.0, 2.0, 3)) == 10
 
 
 def _tokens(**changes: torch.Tensor) -> TokenInputs:

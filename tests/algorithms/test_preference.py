@@ -249,12 +249,12 @@ def test_an_answer_in_two_rows_counts_like_the_same_answer_in_one(
 
 
 def test_a_group_without_one_of_its_sides_is_refused() -> None:
-    tokens = inputs([(0, 1, [(-1.0, -1.0)]), (1, 1, [(-1.0, -1.0)]), (1, -1, [(-2.0, -1.0)])], PairLoss())
+    tokens = inputs([(0, 1, [(-1.0, -1.0)]), (1, 1, [(-1.0, -1.0)]), (1, -1, [(-2.0, -1.0)])], PairLoss(beta=0.1))
     with pytest.raises(ValueError, match=r"chosen.*\(advantage 1\).*rejected"):
-        PairLoss().terms(tokens)
+        PairLoss(beta=0.1).terms(tokens)
 
 
-@pytest.mark.parametrize("loss", [PairLoss(), KTO], ids=["dpo", "kto"])
+@pytest.mark.parametrize("loss", [PairLoss(beta=0.1), KTO], ids=["dpo", "kto"])
 def test_a_loss_that_compares_with_a_reference_needs_one(loss: AnyLoss) -> None:
     tokens = inputs(pair_rows([([(-1.0, -1.0)], [(-1.0, -1.0)])]), loss)
     with pytest.raises(ValueError, match="give every sample `ref_logprobs_T`"):
@@ -386,14 +386,14 @@ def test_an_answer_that_is_certain_has_finite_odds() -> None:
 
 def test_a_policy_that_is_its_reference_has_no_opinion_and_the_loss_of_a_coin() -> None:
     pairs = [([(-1.0, -1.0), (-0.5, -0.5)], [(-2.0, -2.0)])]
-    tokens = inputs(pair_rows(pairs), PairLoss())
-    assert total(PairLoss(), tokens).item() == pytest.approx(math.log(2.0), abs=1e-12)
-    measures = PairLoss().measures(tokens)
+    tokens = inputs(pair_rows(pairs), PairLoss(beta=0.1))
+    assert total(PairLoss(beta=0.1), tokens).item() == pytest.approx(math.log(2.0), abs=1e-12)
+    measures = PairLoss(beta=0.1).measures(tokens)
     assert set(measures["accuracy"].tolist()) == {0.5}
     assert set(measures["kl"].tolist()) == {0.0}
     assert set(measures["ranking_accuracy"].tolist()) == {1.0}  # -1.5 is likelier than -2
-    swapped = inputs(pair_rows([(rejected, chosen) for chosen, rejected in pairs]), PairLoss())
-    assert set(PairLoss().measures(swapped)["ranking_accuracy"].tolist()) == {0.0}
+    swapped = inputs(pair_rows([(rejected, chosen) for chosen, rejected in pairs]), PairLoss(beta=0.1))
+    assert set(PairLoss(beta=0.1).measures(swapped)["ranking_accuracy"].tolist()) == {0.0}
 
 
 # ---- from the configuration --------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class PairLoss:
     """
 
     name: str = "dpo"
-    beta: float = 0.1
+    beta: float
     label_smoothing: float = 0.0
     target_margin: float = 0.0
     sft_coef: float = 0.0
