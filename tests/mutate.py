@@ -121,7 +121,7 @@ class Mutant:
 
     def statement(self) -> tuple[int, int, bool, set[str]]:
         """First and last line of the smallest statement around it, whether that runs at import, and the names
-        that it then gives something."""
+        that it then gives something, with those of the classes around it."""
         tree = ast.parse((CHECKOUT / self.path).read_text())
         around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and self._is_in(node)]
         inner = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
@@ -133,7 +133,8 @@ class Mutant:
         last = self.line if has_block else inner.end_lineno or self.line
         targets = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
         names = {each.id for each in targets if isinstance(each, ast.Name)}
-        return inner.lineno, last, not in_body, names | {each.name for each in functions}
+        classes = [node for node in around if isinstance(node, ast.ClassDef)]
+        return inner.lineno, last, not in_body, names | {each.name for each in (*functions, *classes)}
 
     def _is_in(self, node: ast.stmt) -> bool:
         return node.lineno <= self.line <= (node.end_lineno or node.lineno)
@@ -476,6 +477,10 @@ def tests_of(mutant: Mutant, known: dict[str, Any]) -> list[tuple[list[str], flo
         ]
         tried = readers if any(readers) else list(lines.values())
     candidates = {test for tests in tried for test in tests if test in seconds}
+    if at_import:  # a test may read an attribute that no line of the room reads
+        candidates |= {
+            each for each in seconds if any(name in text_of_test(each) for name in names if name[0].isupper())
+        }
     cases = Counter[str]()
     ranks: dict[
         str, int

@@ -249,7 +249,9 @@ def test_an_answer_in_two_rows_counts_like_the_same_answer_in_one(
 
 
 def test_a_group_without_one_of_its_sides_is_refused() -> None:
-    tokens = inputs([(0, 1, [(-1.0, -1.0)]), (1, 1, [(-1.0, -1.0)]), (1, -1, [(-2.0, -1.0)])], PairLoss(beta=0.1))
+    tokens = inputs(
+        [(0, 1, [(-1.0, -1.0)]), (1, 1, [(-1.0, -1.0)]), (1, -1, [(-2.0, -1.0)])], PairLoss(beta=0.1)
+    )
     with pytest.raises(ValueError, match=r"chosen.*\(advantage 1\).*rejected"):
         PairLoss(beta=0.1).terms(tokens)
 
@@ -401,11 +403,12 @@ def test_a_policy_that_is_its_reference_has_no_opinion_and_the_loss_of_a_coin() 
 
 def test_the_configuration_names_the_loss_and_its_usual_strength() -> None:
     assert preference_loss(PreferenceConfig()) == PairLoss(name="dpo", beta=0.1)
-    assert not preference_loss(PreferenceConfig()).needs_entropy
     kto = preference_loss(PreferenceConfig(loss="kto"))
     assert isinstance(kto, KTOLoss)
     assert kto.kl == 0.0  # nothing was measured yet
-    assert (kto.needs_reference, kto.needs_whole_groups, kto.needs_entropy) == (True, True, False)
+    for loss in (kto, preference_loss(PreferenceConfig())):
+        assert (loss.needs_every_row, loss.needs_whole_groups, loss.needs_entropy) == (True, True, False)
+    assert kto.needs_reference
     assert preference_loss(PreferenceConfig(loss="simpo")) == PairLoss(
         name="simpo", beta=2.0, target_margin=1.0
     )
