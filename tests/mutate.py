@@ -445,9 +445,10 @@ def uses_in(path: str) -> dict[str, set[int]]:
     """Name -> lines of the file that read it, as a name of its own or as an attribute."""
     uses: dict[str, set[int]] = {}
     for node in ast.walk(ast.parse((CHECKOUT / path).read_text())):
-        name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
-        if isinstance(name, str) and isinstance(getattr(node, "ctx", None), ast.Load):
-            uses.setdefault(name, set()).add(node.lineno)
+        read = node.target if isinstance(node, ast.AugAssign) else node
+        name = read.id if isinstance(read, ast.Name) else getattr(read, "attr", None)
+        if isinstance(name, str) and (read is not node or isinstance(getattr(read, "ctx", None), ast.Load)):
+            uses.setdefault(name, set()).add(read.lineno)
     return uses
 
 

@@ -202,6 +202,8 @@ def test_a_run_on_a_run_begins_with_its_model_and_reports_what_became_of_its_att
 def test_kto_learns_from_attempts_without_a_partner(played_run: Path, tmp_path: Path) -> None:
     plan = from_run(played_run, tmp_path, "kto").plan()
     assert plan["examples"] + plan["heldout_examples"] == plan["run.successes"] + plan["run.failures"]
+    pairs = from_run(played_run, tmp_path).plan()
+    assert plan["run.tasks_with_both"] == pairs["run.tasks_with_both"] > 0
 
 
 def test_the_segments_of_a_rewritten_history_are_one_answer(played_run: Path, tmp_path: Path) -> None:
@@ -320,7 +322,7 @@ def test_a_dataset_of_ones_own_is_held_out_whole_but_for_what_is_too_long(
     long = {"prompt": "A", "chosen": "B", "rejected": "C " * 40}
     changes = {
         "batch_size": 3,
-        "data": {"heldout_fraction": 0.0, "max_length": 40, "max_length_policy": "drop"},
+        "data": {"heldout_fraction": None, "max_length": 40, "max_length_policy": "drop"},
     }
     train, val = [*preferences.PAIRS, long], [*preferences.PAIRS[:2], long]
     trainer = preferences.make_trainer(tmp_path, changes=changes, train_dataset=train, val_dataset=val)

@@ -294,6 +294,12 @@ def test_a_divergence_in_the_loss_pulls_on_rows_that_no_advantage_pulls_on(
     assert metrics["kl_coef"] == 0.5
 
 
+def test_entropy_counts_less_with_every_step_and_nothing_in_the_last(learner: Callable[..., Learner]) -> None:
+    made = learner(steps=5, algorithm={"entropy_coef": 0.1})
+    coefs = [made.loss("policy", step).entropy_coef for step in range(5)]
+    assert coefs == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0])
+
+
 def test_an_adaptive_coefficient_rises_while_the_divergence_is_above_its_target(
     played: tuple[list[Episode], list[Episode]], learner: Callable[..., Learner]
 ) -> None:

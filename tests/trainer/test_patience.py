@@ -47,6 +47,14 @@ class Stopping:
             raise OSError("the machine is gone")
 
 
+def test_the_curve_has_its_interval(letters: ModuleType, tmp_path: Path) -> None:
+    letters.make_trainer(tmp_path / "run", {"steps": 1, "evaluation": {"every_steps": 1}}).train()
+    (line,) = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["phase"] == "train"]
+    for name in ("heldout_success", "heldout_greedy"):
+        assert line[f"{name}_low"] <= line[name] <= line[f"{name}_high"]
+        assert line[f"{name}_low"] < line[f"{name}_high"]
+
+
 def without_seconds(summary: Mapping[str, Any]) -> dict[str, Any]:
     """As `summary.json` holds it, without what was measured of the machine."""
     kept = {name: value for name, value in summary.items() if not name.endswith(("_s", "machines"))}

@@ -44,6 +44,12 @@ def test_a_cluster_has_workers_and_a_head_whose_ports_are_those_of_its_address()
     assert (number, cores) == (12, 2)
     assert "10002 to 19999" in ports
     assert "a free port of 127.0.0.1 (gateway)" in ports
+    (workers,) = [
+        each
+        for each in process_plan(load_config({"cluster": RAY}), num_ranks=1, is_program=False)
+        if each.name == "rollout worker"
+    ]
+    assert "12" in str(workers)
     assert on_ray["Ray head"][2].startswith("10.0.0.1:6380; ")
     assert "6379" in planned({"cluster": {"kind": "ray", "address": "auto"}})["Ray head"][2]
     started_here = planned({"cluster": SERVERS, "inference": {"lockstep": False}})

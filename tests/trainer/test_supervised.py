@@ -1,5 +1,6 @@
 """A supervised run killed with -9, or stopped with Ctrl-C, at any moment, ends as if never stopped."""
 
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,16 @@ def uninterrupted(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> tuple[d
 
 
 Uninterrupted = tuple[dict[str, Any], list[str]]
+
+
+def test_signals_are_held_back_while_a_run_works_and_then_as_before() -> None:
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with Stopping() as stopping:
+        signal.raise_signal(signal.SIGTERM)
+        assert stopping.is_asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_an_undisturbed_run_is_complete_and_learned_something(uninterrupted: Uninterrupted) -> None:

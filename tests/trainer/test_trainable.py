@@ -123,6 +123,35 @@ def test_what_cannot_be_trained_on_fails_one_episode_of_a_step(letters: ModuleTy
     assert all(line["tokens.dropped.failed"] > 0 for line in lines)
 
 
+def test_the_first_token_of_a_vocabulary_is_one_and_attempts_that_follow_the_first_are_looked_at_as_well(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    class Odd(letters.PairWorkflow):  # type: ignore[name-defined, misc]
+        """The first attempts use the first token, the last one none of the vocabulary."""
+
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            episode = await super().run(task, uid, **kwargs)
+            if self.rollout_engine.key[1].startswith("train/"):
+                of_step(response_ids=[10**6 if uid.endswith(":3") else 0])(episode)
+            return episode
+
+    changes = {
+        "steps": 1,
+        "warm_start": {"steps": 0},
+        "filters": {"first_attempts": 2},
+        "rollout": {"group_size": 4},
+        "evaluation": {"every_steps": 0, "num_tasks": 1},
+    }
+    letters.make_pair_trainer(tmp_path / "run", changes, workflow_class=Odd).train()
+    with EpisodeStore.open(tmp_path / "run" / "store.sqlite", read_only=True) as store:
+        failed = {
+            each.rollout_idx
+            for each in store.episodes("train", 0)
+            if each.outcome is Outcome.INFRASTRUCTURE_FAILURE
+        }
+    assert failed == {3}
+
+
 def test_a_run_of_nothing_to_train_on_ends_with_what_is_missing(letters: ModuleType, tmp_path: Path) -> None:
     class Silent(letters.PairWorkflow):  # type: ignore[name-defined, misc]
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
