@@ -1,6 +1,7 @@
 """What a workflow calls: prompts by appending, draws by what is asked, budgets, roles, retries."""
 
 import asyncio
+import gc
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -426,3 +427,27 @@ async def test_calls_that_nobody_awaits_end_with_the_attempt() -> None:
     assert client.in_flight == 0
     with pytest.raises(InferenceError, match="attempt is over"):
         await engine.get_model_response(QUESTION)
+
+
+async def test_a_call_that_fails_while_it_is_ended_complains_to_nobody() -> None:
+    entered = asyncio.Event()
+
+    class Stubborn(MessagesOnly):
+        async def respond(self, messages: Sequence[Message], sampling: SamplingParams) -> ModelOutput:
+            entered.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError as error:
+                raise ZeroDivisionError from error
+            raise AssertionError
+
+    engine = RolloutEngine(Stubborn())
+    call = asyncio.create_task(engine.get_model_response(QUESTION))
+    await asyncio.wait_for(entered.wait(), 5)
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    await engine.close()
+    assert call.done()
+    del call
+    gc.collect()
+    assert complaints == []
