@@ -1,11 +1,13 @@
 """The letter game on a cluster, and a process that plays it.
 
-python letter_world.py RUN ADDRESS [SIGNAL]      a driver, which gets the signal on the way
+python letter_world.py RUN ADDRESS [SIGNAL [CHANGES]]   a driver, which gets the signal on the way
 """
 
+import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -237,9 +239,20 @@ class NodesComeAndGo(WaitsForWorkers):
             self._hold_until(self._num_workers)
 
 
-def main(run: str, address: str, fate: str = "") -> None:
+def driver(run: Path, address: str, *more: str) -> int:
+    """The exit code of this file as a program, with these arguments."""
+    program = Path(__file__)
+    paths = [str(program.parent), str(program.parents[1] / "trainer"), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [sys.executable, str(program), str(run), address, *more],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        check=False,
+    ).returncode
+
+
+def main(run: str, address: str, fate: str = "", changes: str = "{}") -> None:
     tracker = AfterFirstStep(partial(os.kill, os.getpid(), signal.Signals[fate])) if fate else None
-    settings = {"checkpoint": {"every_steps": 5}, **on_cluster(address, workers=2)}
+    settings = {"checkpoint": {"every_steps": 5}, **on_cluster(address, workers=2), **json.loads(changes)}
     make_trainer(Path(run), settings, tracker=tracker, env_args={"pause_s": 0.3}).train()
 
 

@@ -2,10 +2,7 @@
 workers and nodes end on the way, and when its driver is killed and started again."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +89,6 @@ def test_a_node_is_lost_and_another_one_joins(nodes: Nodes, tmp_path: Path) -> N
     assert letter_world.weights(tmp_path / "run") == letter_world.weights(tmp_path / "calm")
 
 
-def driver(run: Path, address: str, *fate: str) -> int:
-    program = Path(letter_world.__file__)
-    paths = [str(program.parent), str(program.parents[1] / "trainer"), os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [sys.executable, str(program), str(run), address, *fate],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        check=False,
-    ).returncode
-
-
 def actors_here() -> list[psutil.Process]:
     """Processes of rollout workers."""
     return [
@@ -120,7 +107,7 @@ def test_a_driver_that_is_ended_leaves_nothing_and_goes_on(
 ) -> None:
     address = nodes.address if place == "a running cluster" else ""
     before = {each.pid for each in psutil.process_iter()}
-    code = driver(tmp_path / "run", address, fate)
+    code = letter_world.driver(tmp_path / "run", address, fate)
     assert code == -9 if fate == "SIGKILL" else code != 0
     if fate == "SIGTERM":  # what it had is saved, though no checkpoint was due
         newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
@@ -133,7 +120,7 @@ def test_a_driver_that_is_ended_leaves_nothing_and_goes_on(
             if each.pid not in before and each.info["name"] in ("raylet", "gcs_server")
         ]
     assert psutil.wait_procs(ending, timeout=60.0)[1] == []
-    assert driver(tmp_path / "run", address) == 0
+    assert letter_world.driver(tmp_path / "run", address) == 0
     assert letter_world.weights(tmp_path / "run") == letter_world.weights(calm_run)
 
 

@@ -81,7 +81,7 @@ def validate_schedule(
 ) -> None:
     """Raises ConfigError for what cannot learn from episodes of older weights, or sample beside an update.
 
-    `elsewhere`: the key that moves sampling or learning out of this process, if one does.
+    `elsewhere`: the key that moves learning out of this process, if one does.
     """
     if not schedule.steps_ahead:
         return

@@ -403,7 +403,7 @@ class TrainConfig:
             self.algorithm,
             self.estimators(),
             lockstep=self.inference.lockstep,
-            elsewhere=self._elsewhere(),
+            elsewhere="" if self.backend == LOCAL else f"`backend` is {self.backend!r}",
         )
         validate_overlong(self.filters, self.roles, max_tokens_per_turn=rollout.max_tokens_per_turn)
         if 0 < self.steps <= self.critic.warmup_steps:

@@ -8,16 +8,18 @@ Which cluster a run has is `cluster.kind`: `local` is none, every other name an 
 `rllm.clusters`. The trainer imports none of them.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
+    ExitStack,
     asynccontextmanager,
+    contextmanager,
     nullcontext,
 )
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from rllm.config.cluster import NO_CLUSTER, ClusterConfig
 from rllm.config.distributed import HERE
@@ -31,6 +33,7 @@ from rllm.store.encoding import EncodedEpisodes
 from rllm.types.names import object_named
 
 if TYPE_CHECKING:
+    from rllm.inference.local.client import LocalClient
     from rllm.trainer.samplers import PolicyClient
 
 
@@ -42,8 +45,8 @@ class RolloutJob:
     player: "EpisodePlayer"
     models: Mapping[str, Any]
     """policy -> `LoadedModel`; the trainer changes the parameters of those that learn in place."""
-    policy_versions: Callable[[], Mapping[str, int]]
-    """The versions of those parameters as they were last published, by policy."""
+    clients: Mapping[str, "LocalClient"]
+    """Clients of those models in this process, which are told what is published."""
     directory: Path
     """The directory of the run."""
 
@@ -51,6 +54,18 @@ class RolloutJob:
         """policy -> the model whose parameters change, of the policies that learn."""
         policies = self.config.named_policies
         return {name: each.model for name, each in self.models.items() if policies[name].trainable}
+
+    def policy_versions(self) -> dict[str, int]:
+        """The versions of those parameters as they were last published, by policy."""
+        return {name: client.policy_version for name, client in self.clients.items()}
+
+    @contextmanager
+    def between_publishes(self) -> Iterator[None]:
+        """Nothing is published while the block runs: parameters and versions belong together."""
+        with ExitStack() as stack:
+            for client in self.clients.values():
+                stack.enter_context(client.engine.between_steps())
+            yield
 
 
 class EpisodePlayer(Protocol):
@@ -248,7 +263,7 @@ async def episode_engine(
         config=config,
         player=player,
         models=models,
-        policy_versions=lambda: {name: client.policy_version for name, client in clients.items()},
+        clients=cast("Mapping[str, LocalClient]", clients),  # a cluster has no other `inference.engine`
         directory=directory,
     )
     async with kind.engine(job) as cluster:

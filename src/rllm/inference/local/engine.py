@@ -19,7 +19,8 @@ publish raises.
 import heapq
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,7 +191,7 @@ class LocalEngine:
 
         No step runs meanwhile; rows in flight go on with the new weights.
         """
-        with self._next_to_step, self._stepping:
+        with self.between_steps():
             self._live.collect(self.policy_version)
             if write is not None:
                 write()
@@ -198,6 +199,12 @@ class LocalEngine:
             self.policy_version = policy_version
             self._published_state = self._weight_state()
             self._cache.forget_everything()
+
+    @contextmanager
+    def between_steps(self) -> Iterator[None]:
+        """No step runs and nothing is published while the block does."""
+        with self._next_to_step, self._stepping:
+            yield
 
     def close(self) -> None:
         """Stop the thread; whatever is in flight fails with InferenceError."""

@@ -43,6 +43,10 @@ class RayEngine:
         """`tasks_per_lease`: how many tasks a worker plays together, by the attempts at each."""
         self._pool, self._tasks_per_lease = pool, tasks_per_lease
         self._counts = EpisodeCounts()
+        self._waves: list[Leases] = []
+        """Those that are being played, the first to come first."""
+        self._playing: Playing = {}
+        """The leases that are out, of all waves."""
         self._since_s = time.perf_counter()
         """When `metrics` was last called."""
 
@@ -78,6 +82,7 @@ class RayEngine:
         self._counts.submitted += unsettled
         self._counts.in_flight += unsettled
         playing: Playing = {}
+        self._waves.append(leases)
         call = LeaseSettings(
             group_size=group_size,
             purpose=purpose,
@@ -94,6 +99,7 @@ class RayEngine:
                     for row, steps in played.episodes:
                         yield decode_episode(EpisodeRow(*row), (StepRow(*step) for step in steps))
         finally:
+            self._waves.remove(leases)
             self._counts.settle(Outcome.CANCELLED, unsettled)
             if playing:
                 await self._stop(playing)
@@ -135,14 +141,17 @@ class RayEngine:
         }
 
     async def _hand_out(self, leases: Leases, playing: Playing, call: LeaseSettings) -> None:
-        """A lease to each worker that has none."""
+        """A lease to each worker that has none; waves that came before are handed out first."""
         self._pool.refill()
         await self._pool.settle_starts()
-        for worker in self._pool.ready if self._pool.can_play else ():
-            if worker.is_busy or (lease := leases.take()) is None:
-                continue
+        for worker in self._pool.idle:
+            first_wave = next((each for each in self._waves if each.have_waiting), None)
+            if first_wave is not leases or (lease := leases.take()) is None:
+                return
             worker.is_busy = True
-            playing[asyncio.ensure_future(_play(worker, lease, call))] = worker, lease
+            play = asyncio.ensure_future(_play(worker, lease, call))
+            play.add_done_callback(partial(_make_idle, worker))
+            self._playing[play] = playing[play] = worker, lease
 
     async def _returned(self, leases: Leases, playing: Playing) -> list[tuple[Lease, PlayedLease]]:
         """The leases that have come back after at most a moment; those whose workers have ended are given
@@ -150,7 +159,7 @@ class RayEngine:
         returned: list[tuple[Lease, PlayedLease]] = []
         for play in await self._wait(playing):
             worker, lease = playing.pop(play)
-            worker.is_busy, worker.num_turns = False, 0
+            del self._playing[play]
             try:
                 played = play.result()
             except WorkerEnded as error:
@@ -168,7 +177,13 @@ class RayEngine:
         """Until a lease is back, a worker or server has begun or ended, or LOOK_EVERY_S is over; returns the
         leases' tasks."""
         changes = {each.starting or each.end for each in self._pool.members} - {None}
-        waiting: set[asyncio.Task[Any]] = {*playing, *(each for each in changes if each is not None)}
+        # A worker that comes back from another wave is free for this one.
+        elsewhere = {each for each in self._playing if each not in playing and not each.done()}
+        waiting: set[asyncio.Task[Any]] = {
+            *playing,
+            *elsewhere,
+            *(each for each in changes if each is not None),
+        }
         if not waiting:
             await asyncio.sleep(LOOK_EVERY_S)
             return set()
@@ -190,10 +205,10 @@ class RayEngine:
     async def _stop(self, playing: Playing) -> None:
         """Let nobody play on for a caller who has left; a worker that does not stop is replaced."""
         for worker, _ in playing.values():
-            worker.is_busy, worker.num_turns = False, 0
             worker.actor.stop.remote()
         _, late = await asyncio.wait(playing, timeout=STOP_S)
         for play in playing:
+            del self._playing[play]
             if play not in late and not play.cancelled():
                 play.exception()
         for play in late:
@@ -220,6 +235,11 @@ async def _play(worker: ClusterWorker, lease: Lease, call: LeaseSettings) -> Pla
     )  # one that ended while it was idle says nothing of the lease
     worker.has_begun = True
     return await answer(worker.actor.play.remote(lease.tasks, call))
+
+
+def _make_idle(worker: ClusterWorker, play: "asyncio.Task[PlayedLease]") -> None:
+    """Before anybody who waits for the lease goes on."""
+    worker.is_busy, worker.num_turns = False, 0
 
 
 def _named(task: Any, place: int) -> Any:

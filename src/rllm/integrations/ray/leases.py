@@ -52,6 +52,11 @@ class Leases:
         """Whether any is not done."""
         return bool(self._waiting or self._out)
 
+    @property
+    def have_waiting(self) -> bool:
+        """Whether any is with no worker."""
+        return bool(self._waiting)
+
     def take(self) -> Lease | None:
         """The next one, for a worker; None where all are out or done."""
         if not self._waiting:

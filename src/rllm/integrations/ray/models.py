@@ -8,6 +8,7 @@ generate_ids(prompt)    ──► an answer with the version of the weights that
 import asyncio
 import pickle
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from rllm.inference.local.client import LocalClient
 from rllm.integrations.ray.job import Machine, WorkerJob, this_machine
 from rllm.integrations.ray.scratch import scratch_directory
-from rllm.integrations.ray.weights import unpack
+from rllm.integrations.ray.weights import split, unpack
 from rllm.trainer.policies import load_initial_models, make_client
 from rllm.types.messages import ModelOutput, SamplingParams
 
@@ -47,10 +48,11 @@ class HeldModels:
         self._learning = {name: each.model for name, each in models.items() if policies[name].trainable}
 
     def load(self, policy_versions: Mapping[str, int], block_B: NDArray[np.uint8]) -> None:
-        """Serve these weights from now on."""
-        unpack(block_B, self._learning)
+        """Serve these weights from now on; conversations under way go on with them."""
+        parts = split(block_B, self._learning)
         for name, policy_version in policy_versions.items():
-            self.clients[name].publish(policy_version)
+            write = partial(unpack, parts[name], self._learning[name]) if name in parts else None
+            self.clients[name].publish(policy_version, write)
 
     def drop_caches(self) -> None:
         """Drop the caches: the leftovers of another lease would change the batches, and with them the last
@@ -82,7 +84,7 @@ class ModelServer:
         return self._models
 
     async def load(self, policy_versions: Mapping[str, int], block_B: NDArray[np.uint8]) -> None:
-        self.models.load(policy_versions, block_B)
+        await asyncio.to_thread(self.models.load, policy_versions, block_B)
 
     async def generate_ids(self, policy: str, prompt_ids: list[int], sampling: SamplingParams) -> ModelOutput:
         return await self.models.clients[policy].generate_ids(prompt_ids, sampling)

@@ -108,6 +108,8 @@ class Pool:
     """`_files_ref` without the weights."""
     _ready_s: float = 0.0
     """When a worker was last ready."""
+    _giving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of whoever sends weights out: steps that are sampled together find new ones at one time."""
 
     def open(self) -> None:
         """Ask for the first workers."""
@@ -134,7 +136,7 @@ class Pool:
 
     @property
     def ready(self) -> list[ClusterWorker]:
-        """Workers that can play a lease."""
+        """Workers that have begun."""
         return [each for each in self.workers if each.starting is None]
 
     @property
@@ -150,6 +152,14 @@ class Pool:
     @property
     def can_play(self) -> bool:
         return bool(self.ready and self.holders)
+
+    @property
+    def idle(self) -> list[ClusterWorker]:
+        """Workers that can play a lease, with the last weights."""
+        if not self.can_play:
+            return []
+        has_servers, latest = bool(self.job.config.cluster.model_servers), self.broadcast.number
+        return [each for each in self.ready if not each.is_busy and (has_servers or each.serves == latest)]
 
     def refill(self) -> None:
         """As many workers as the run wants, or as the nodes that are there now have room for."""
@@ -201,8 +211,6 @@ class Pool:
             try:
                 worker.host = worker.starting.result().host
                 worker.starting = None
-                if worker in self.holders:
-                    await self.give_weights([worker])
                 if worker.is_server:
                     worker.end = _quiet(answer(worker.actor.live.remote()))
             except WorkerEnded as error:  # its node is gone, or somebody killed it
@@ -213,6 +221,7 @@ class Pool:
                         f"{self._num_failed_starts} rollout workers have ended before they were ready, the "
                         f"last: {first_line(error)}. Is there memory for the model on the nodes?"
                     ) from error
+        await self.give_weights()
         if self.job.config.cluster.model_servers:
             await self._tell_servers()
         if self.can_play:
@@ -248,6 +257,8 @@ class Pool:
 
     def lose(self, worker: ClusterWorker) -> None:
         """It has ended; another one takes its place."""
+        if worker not in self.members:
+            return  # it was missed by two steps that are sampled together
         if worker.is_server:
             self.num_servers_lost += 1
         else:
@@ -268,29 +279,43 @@ class Pool:
 
     async def refresh_weights(self) -> None:
         """Send the weights out, once for all workers, where they have changed since the last time."""
-        models, versions = self.job.learning_models(), self.job.policy_versions()
-        state, latest = weight_state(models), self.broadcast
-        if (state, versions) == (latest.state, latest.policy_versions):
-            return
-        started_s = time.perf_counter()
-        block_B = await asyncio.to_thread(pack, models)
-        broadcast = Broadcast(
+        async with self._giving:
+            started_s = time.perf_counter()
+            broadcast = await asyncio.to_thread(self._newer_weights)
+            if broadcast is None:
+                return
+            self.broadcast = broadcast
+            holders = self.holders
+            await self._load(holders)
+            broadcast.seconds = time.perf_counter() - started_s
+            broadcast.num_workers = sum(each.serves == broadcast.number for each in holders)
+
+    def _newer_weights(self) -> Broadcast | None:
+        """The weights as they were last published, in the object store; None where these went out already."""
+        models, latest = self.job.learning_models(), self.broadcast
+        with self.job.between_publishes():
+            state, versions = weight_state(models), self.job.policy_versions()
+            if (state, versions) == (latest.state, latest.policy_versions):
+                return None
+            block_B = pack(models)
+        latest.ref = None  # the store may drop the weights before
+        return Broadcast(
             number=latest.number + 1,
             state=state,
             policy_versions=versions,
+            ref=self._put(block_B),
             megabytes=len(block_B) / MEGABYTE,
         )
-        self.broadcast = broadcast  # the weights before may be dropped by the store now
-        broadcast.ref = await asyncio.to_thread(self._put, block_B)
-        holders = self.holders
-        await self.give_weights(holders)
-        broadcast.seconds = time.perf_counter() - started_s
-        broadcast.num_workers = sum(each.serves == broadcast.number for each in holders)
 
-    async def give_weights(self, workers: list[ClusterWorker]) -> None:
+    async def give_weights(self) -> None:
         """The last broadcast, to those that have others."""
+        if any(each.serves != self.broadcast.number for each in self.holders):
+            async with self._giving:
+                await self._load(self.holders)
+
+    async def _load(self, workers: list[ClusterWorker]) -> None:
         broadcast = self.broadcast
-        late = [each for each in workers if each.serves != broadcast.number and broadcast.ref is not None]
+        late = [each for each in workers if each.serves != broadcast.number]
         loads = [
             _quiet(answer(each.actor.load.remote(broadcast.policy_versions, broadcast.ref))) for each in late
         ]

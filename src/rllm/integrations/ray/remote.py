@@ -28,6 +28,8 @@ class Servers:
     """For a call to wait while there is none."""
     policy_versions: Mapping[str, int] = field(default_factory=dict[str, int])
     """That every answer has to have, by policy."""
+    follow: bool = False
+    """Whether they get new weights while a lease is played: then answers may have later versions too."""
     _actors: dict[str, Any] = field(default_factory=dict[str, Any])
     _arrival: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -81,7 +83,7 @@ class RemoteClient(ModelClient):
         self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: OnPiece | None = None
     ) -> ModelOutput:
         """See `TokenClient`; `on_piece` gets the whole answer at once. Raises InferenceError for an answer by
-        other weights than the lease is played with."""
+        other weights than the lease may be played with."""
         if len(prompt_ids) >= self.max_context:
             raise ContextLengthError(
                 f"The prompt has {len(prompt_ids)} tokens and the context holds {self.max_context}, so no "
@@ -96,10 +98,11 @@ class RemoteClient(ModelClient):
                 break
             except WorkerEnded:
                 self.servers.lose(name)
-        if others := set(output.policy_versions) - {self.policy_version}:
+        expected, versions = self.policy_version, {*output.policy_versions}
+        if any(each < expected or (each > expected and not self.servers.follow) for each in versions):
             raise InferenceError(
-                f"{name} answered with version {others.pop()} of {self.policy}, and the lease is played with "
-                f"version {self.policy_version}."
+                f"{name} answered with the versions {sorted(versions)} of {self.policy}, and the lease is "
+                f"played with {expected}."
             )
         if on_piece is not None:
             on_piece(

@@ -1,7 +1,7 @@
 """The trained parameters of all policies as one block of bytes, which Ray shares with every process of a node
 without a copy.
 
-parameters ──pack──► [B] uint8 ──ray.put, once──► object store of each node ──unpack──► parameters
+parameters ──pack──► [B] uint8 ──ray.put, once──► object store of each node ──split, unpack──► parameters
 """
 
 from collections.abc import Mapping
@@ -32,21 +32,30 @@ def pack(models: Mapping[str, Any]) -> Bytes:
     return torch.cat(parts).cpu().numpy()
 
 
-def unpack(block_B: Bytes, models: Mapping[str, Any]) -> None:
-    """Write what `pack` made into the parameters of models of the same kind."""
+def split(block_B: Bytes, models: Mapping[str, Any]) -> dict[str, Bytes]:
+    """policy -> its part of what `pack` made of models of the same kind."""
     expected = num_bytes(models)
     if len(block_B) != expected:
         raise ClusterError(
             f"A worker got {len(block_B):,} bytes of weights, and its models have {expected:,}: they were "
             "not made from the same model directories."
         )
+    parts, start = dict[str, Bytes](), 0
+    for name, model in models.items():
+        end = start + num_bytes({name: model})
+        parts[name], start = block_B[start:end], end
+    return parts
+
+
+def unpack(part_B: Bytes, model: Any) -> None:
+    """Write a model's part into its parameters."""
     start = 0
     with torch.no_grad():
-        for parameter in trainable_parameters(models):
+        for parameter in trainable_parameters({"": model}):
             end = start + parameter.numel() * parameter.element_size()
             # The object store's memory is read-only, and torch has no such tensors.
-            part = torch.from_numpy(block_B[start:end].copy()).view(parameter.dtype)
-            parameter.copy_(part.view_as(parameter))
+            values = torch.from_numpy(part_B[start:end].copy()).view(parameter.dtype)
+            parameter.copy_(values.view_as(parameter))
             start = end
 
 

@@ -45,7 +45,7 @@ class LeaseSettings:
     sampling: SamplingParams | None
     skip: Collection[EpisodeId]
     policy_versions: Mapping[str, int]
-    """The versions of the weights that it is played with."""
+    """The versions of the weights that it begins with, at least."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -112,7 +112,8 @@ class RolloutWorker:
     def _remote_clients(self, job: WorkerJob, directory: Path) -> dict[str, RemoteClient]:
         """By policy, of models that are elsewhere: `directory` has their tokenizers."""
         config = job.config
-        self._servers = Servers(timeout_s=config.cluster.timeout_s)
+        follow = config.schedule.steps_ahead > 0
+        self._servers = Servers(timeout_s=config.cluster.timeout_s, follow=follow)
         trusts = config.model.trust_remote_code
         return {
             name: RemoteClient(
@@ -130,9 +131,9 @@ class RolloutWorker:
         self._servers.set(actors)
 
     async def load(self, policy_versions: Mapping[str, int], block_B: NDArray[np.uint8]) -> None:
-        """Serve these weights from now on."""
+        """Serve these weights from now on, also what is being played."""
         assert self._models is not None, "it has models of its own"
-        self._models.load(policy_versions, block_B)
+        await asyncio.to_thread(self._models.load, policy_versions, block_B)
 
     async def play(self, tasks: Sequence[Any], call: LeaseSettings) -> PlayedLease:
         """Every attempt at `tasks`."""
