@@ -1,14 +1,15 @@
 """Training in a world with heavy tails: sampling and learning in turn, beside sampling further steps ahead.
 
     python benchmarks/asynchronous.py [--tails lognormal,pareto,none] [--ahead 0,1,2,4] [--seeds 0,1,2]
-        [--steps 40] [--median-ms 60] [--quick] [--json]
+        [--steps 40] [--median-ms 60] [--workers 2] [--quick] [--json]
 
 The world answers a turn after a wait that is drawn from its task and turn: log-normal (sigma 1), Pareto
 (alpha 1.1) or none, cut at 20 times the median; waiting takes no processor. Model, inference and updates are
 real: the built-in model imitates a bad speller, then learns to say the letter that it is asked for. All runs
 of a seed play the same tasks in the same steps. Printed are updates and episodes a second by wall clock,
 beside those of the run in turn; how often the last eight steps were right, by the same number of episodes;
-and the seconds until three in four answers were.
+and the seconds until three in four answers were. With `--workers` so many workers of a Ray cluster on this
+machine play (extra `ray`).
 """
 
 import argparse
@@ -95,7 +96,7 @@ def tasks(count: int, tail: str, median_s: float) -> list[dict[str, Any]]:
     ]
 
 
-def settings(ahead: int, seed: int, steps: int) -> dict[str, Any]:
+def settings(ahead: int, seed: int, steps: int, workers: int) -> dict[str, Any]:
     return {
         "seed": seed,
         "steps": steps,
@@ -110,6 +111,7 @@ def settings(ahead: int, seed: int, steps: int) -> dict[str, Any]:
             "env_workers": 512,
         },
         "schedule": {"kind": "async", "max_staleness": ahead} if ahead else {},
+        "cluster": {"kind": "ray", "workers": workers, "lease_episodes": 64 // workers} if workers else {},
         "algorithm": {"updates_per_step": 1},
         "optimizer": {"learning_rate": 5e-4},
         "warm_start": {"steps": 30, "noise": 0.6, "episodes_per_step": 32},
@@ -118,11 +120,12 @@ def settings(ahead: int, seed: int, steps: int) -> dict[str, Any]:
     }
 
 
-def measure(tail: str, ahead: int, seed: int, steps: int, median_s: float) -> dict[str, float | None]:
+def measure(tail: str, ahead: int, seed: int, options: argparse.Namespace) -> dict[str, float | None]:
     """One run: its pace, and what it learned."""
+    steps, median_s = options.steps, options.median_ms / 1_000
     with tempfile.TemporaryDirectory() as folder:
         trainer = AgentTrainer(
-            config=settings(ahead, seed, steps),
+            config=settings(ahead, seed, steps, options.workers),
             train_dataset=tasks(4_096, tail, median_s),
             val_dataset=tasks(1, "none", 0.0),
             agent_class=ConversationAgent,
@@ -160,7 +163,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
         (tail, ahead, seed) for seed in options.seeds for tail in options.tails for ahead in options.ahead
     ]
     for tail, ahead, seed in track(plan, "runs", console=Console(stderr=True)):
-        figures = measure(tail, ahead, seed, options.steps, options.median_ms / 1_000)
+        figures = measure(tail, ahead, seed, options)
         runs.setdefault((tail, ahead), []).append(figures)
     rows: list[dict[str, Any]] = []
     for (tail, ahead), of_seeds in runs.items():
@@ -227,6 +230,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--median-ms", type=float, default=60.0)
+    parser.add_argument("--workers", type=int, default=0, help="0 plays in the trainer's process")
     parser.add_argument("--quick", action="store_true", help="one seed, one tail, in turn and two ahead")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

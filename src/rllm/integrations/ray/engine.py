@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,21 @@ LOOK_EVERY_S = 1.0
 """At nodes that joined, workers that began, and turns that were made."""
 STOP_S = 10.0
 """For workers to let go of a lease that nobody waits for."""
-Playing = dict["asyncio.Task[PlayedLease]", tuple[ClusterWorker, Lease]]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Play:
+    """A lease that is out."""
+
+    number: int
+    """The only one of the run."""
+    worker: ClusterWorker
+    lease: Lease
+    has_begun: bool = False
+    """Whether the worker was there to take it."""
+
+
+Playing = dict["asyncio.Task[PlayedLease]", Play]
 
 
 class RayEngine:
@@ -47,6 +61,7 @@ class RayEngine:
         """Those that are being played, the first to come first."""
         self._playing: Playing = {}
         """The leases that are out, of all waves."""
+        self._num_plays = 0
         self._since_s = time.perf_counter()
         """When `metrics` was last called."""
 
@@ -144,28 +159,31 @@ class RayEngine:
         """A lease to each worker that has none; waves that came before are handed out first."""
         self._pool.refill()
         await self._pool.settle_starts()
-        for worker in self._pool.idle:
+        while (worker := self._pool.next_worker()) is not None:
             first_wave = next((each for each in self._waves if each.have_waiting), None)
             if first_wave is not leases or (lease := leases.take()) is None:
                 return
-            worker.is_busy = True
-            play = asyncio.ensure_future(_play(worker, lease, call))
-            play.add_done_callback(partial(_make_idle, worker))
-            self._playing[play] = playing[play] = worker, lease
+            self._num_plays += 1
+            play = Play(number=self._num_plays, worker=worker, lease=lease)
+            worker.num_leases += 1
+            task = asyncio.ensure_future(_play(play, call))
+            task.add_done_callback(partial(_note_end, worker))
+            self._playing[task] = playing[task] = play
 
     async def _returned(self, leases: Leases, playing: Playing) -> list[tuple[Lease, PlayedLease]]:
         """The leases that have come back after at most a moment; those whose workers have ended are given
         back."""
         returned: list[tuple[Lease, PlayedLease]] = []
-        for play in await self._wait(playing):
-            worker, lease = playing.pop(play)
-            del self._playing[play]
+        for task in await self._wait(playing):
+            play = playing.pop(task)
+            del self._playing[task]
+            worker, lease = play.worker, play.lease
             try:
-                played = play.result()
+                played = task.result()
             except WorkerEnded as error:
                 self._pool.lose(worker)
                 ended = f"{worker.name} on {worker.host} ended ({error})."
-                leases.give_back(lease, ended if worker.has_begun else "")
+                leases.give_back(lease, ended if play.has_begun else "")
                 continue
             leases.finish(lease, len(played.episodes))
             worker.busy_s += played.busy_s
@@ -189,7 +207,7 @@ class RayEngine:
             return set()
         done, _ = await asyncio.wait(waiting, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
         if not done:
-            for worker, _ in playing.values():
+            for worker in {each.worker for each in playing.values()}:
                 look = asyncio.ensure_future(answer(worker.actor.num_turns.remote()))
                 look.add_done_callback(partial(_note_turns, worker))
         return {each for each in done if each in playing}
@@ -204,16 +222,16 @@ class RayEngine:
 
     async def _stop(self, playing: Playing) -> None:
         """Let nobody play on for a caller who has left; a worker that does not stop is replaced."""
-        for worker, _ in playing.values():
-            worker.actor.stop.remote()
+        for play in playing.values():
+            play.worker.actor.stop.remote(play.number)
         _, late = await asyncio.wait(playing, timeout=STOP_S)
-        for play in playing:
-            del self._playing[play]
-            if play not in late and not play.cancelled():
-                play.exception()
-        for play in late:
-            self._pool.lose(playing[play][0])
-            play.cancel()
+        for task, play in playing.items():
+            del self._playing[task]
+            if task in late:
+                self._pool.lose(play.worker)
+                task.cancel()
+            elif not task.cancelled():
+                task.exception()
 
 
 @asynccontextmanager
@@ -228,18 +246,18 @@ async def ray_engine(job: RolloutJob) -> AsyncIterator[RayEngine]:
         pool.close()
 
 
-async def _play(worker: ClusterWorker, lease: Lease, call: LeaseSettings) -> PlayedLease:
-    worker.has_begun = False
-    await answer(
-        worker.actor.num_turns.remote()
-    )  # one that ended while it was idle says nothing of the lease
-    worker.has_begun = True
-    return await answer(worker.actor.play.remote(lease.tasks, call))
+async def _play(play: Play, call: LeaseSettings) -> PlayedLease:
+    actor = play.worker.actor
+    await answer(actor.num_turns.remote())  # one that ended while it was idle says nothing of the lease
+    play.has_begun = True
+    return await answer(actor.play.remote(play.number, play.lease.tasks, call))
 
 
-def _make_idle(worker: ClusterWorker, play: "asyncio.Task[PlayedLease]") -> None:
+def _note_end(worker: ClusterWorker, task: "asyncio.Task[PlayedLease]") -> None:
     """Before anybody who waits for the lease goes on."""
-    worker.is_busy, worker.num_turns = False, 0
+    worker.num_leases -= 1
+    if not worker.num_leases:
+        worker.num_turns = 0
 
 
 def _named(task: Any, place: int) -> Any:
@@ -248,6 +266,6 @@ def _named(task: Any, place: int) -> Any:
 
 
 def _note_turns(worker: ClusterWorker, look: "asyncio.Task[int]") -> None:
-    """A worker's answer, unless its lease is back by now or it has ended."""
-    if not look.cancelled() and look.exception() is None and worker.is_busy:
+    """A worker's answer, unless its leases are back by now or it has ended."""
+    if not look.cancelled() and look.exception() is None and worker.num_leases:
         worker.num_turns = look.result()

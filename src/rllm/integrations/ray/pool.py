@@ -33,7 +33,7 @@ from rllm.integrations.ray.models import ModelServer
 from rllm.integrations.ray.session import MEGABYTE
 from rllm.integrations.ray.user_files import user_files
 from rllm.integrations.ray.weights import num_bytes, pack, weight_state
-from rllm.integrations.ray.worker import RolloutWorker
+from rllm.integrations.ray.worker import RolloutWorker, num_leases_at_once
 from rllm.trainer.cluster import RolloutJob
 
 log = logging.getLogger(__name__)
@@ -59,14 +59,12 @@ class ClusterWorker:
     host: str = ""
     serves: int = 0
     """The number of the broadcast whose weights it serves."""
-    is_busy: bool = False
-    """Whether it plays a lease."""
-    has_begun: bool = False
-    """Whether it was there to take that lease."""
+    num_leases: int = 0
+    """The number of leases that it plays."""
     busy_s: float = 0.0
     num_tokens: int = 0
     num_turns: int = 0
-    """The number of turns of the lease that it plays."""
+    """The number of turns of the leases that it plays."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -153,13 +151,18 @@ class Pool:
     def can_play(self) -> bool:
         return bool(self.ready and self.holders)
 
-    @property
-    def idle(self) -> list[ClusterWorker]:
-        """Workers that can play a lease, with the last weights."""
+    def next_worker(self) -> ClusterWorker | None:
+        """The worker with the fewest leases of those that can play another, with the last weights."""
         if not self.can_play:
-            return []
-        has_servers, latest = bool(self.job.config.cluster.model_servers), self.broadcast.number
-        return [each for each in self.ready if not each.is_busy and (has_servers or each.serves == latest)]
+            return None
+        config, latest = self.job.config, self.broadcast.number
+        most = num_leases_at_once(config)
+        open_workers = [
+            each
+            for each in self.ready
+            if each.num_leases < most and (config.cluster.model_servers or each.serves == latest)
+        ]
+        return min(open_workers, key=lambda each: each.num_leases, default=None)
 
     def refill(self) -> None:
         """As many workers as the run wants, or as the nodes that are there now have room for."""
@@ -237,7 +240,7 @@ class Pool:
                 await answer(worker.actor.use_servers.remote(actors))
                 worker.knows = frozenset(actors)
             except WorkerEnded:
-                if not worker.is_busy:  # else its lease says so
+                if not worker.num_leases:  # else its lease says so
                     self.lose(worker)
 
     def _shortage(self, waited_s: float) -> str:

@@ -4,7 +4,9 @@
     load(versions, bytes)   ──► the models have these weights
     play(lease)             ──► the episodes as the store's own bytes, and what was counted
 
-It is an actor with an event loop: `num_turns` answers while `play` works.
+It is an actor with an event loop: `num_turns` answers while `play` works. Where further steps are played
+while one is learned from, it plays leases of several steps at a time, each by an engine of its own on the
+same models: the slowest episode of one keeps nobody from the next.
 """
 
 import asyncio
@@ -12,7 +14,7 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rllm.config.schema import TrainConfig
 from rllm.engine.attempts import EpisodeCounts
 from rllm.errors import ConfigError
 from rllm.integrations.ray.job import Machine, WorkerJob, this_machine
@@ -61,19 +64,27 @@ class PlayedLease:
     """Sampled."""
 
 
+def num_leases_at_once(config: TrainConfig) -> int:
+    """The number of leases that a worker plays at a time: one of each step that may be sampled."""
+    return config.schedule.steps_ahead + 1
+
+
 class RolloutWorker:
-    """The actor. One lease at a time is played."""
+    """The actor."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._models: HeldModels | None = None
         self._servers: Servers | None = None
         """Where other actors have the models."""
-        self._engine: Any = None
+        self._idle_engines: list[Any] = []
+        self._reproducible = False
+        """Whether a lease is played as if it were the first."""
         self._open = AsyncExitStack()
-        self._playing: asyncio.Task[PlayedLease] | None = None
-        self._turns_before = 0
-        """Those of the leases before."""
+        self._playing: dict[int, asyncio.Task[PlayedLease]] = {}
+        """By the number of the lease."""
+        self._turns: dict[int, Callable[[], int]] = {}
+        """The number of turns of each of these so far."""
 
     def __repr__(self) -> str:
         return self._name  # which Ray puts before its lines
@@ -105,9 +116,13 @@ class RolloutWorker:
         else:
             self._models = HeldModels(job, files, directory)
             clients = self._models.clients
-        self._engine = await self._open.enter_async_context(
-            player.open_engine(job.config, clients, directory)
-        )
+        num_engines = num_leases_at_once(job.config)
+        self._reproducible = num_engines == 1
+        for number in range(num_engines):
+            home = directory / f"engine-{number}"
+            home.mkdir()
+            opening = player.open_engine(job.config, clients, home)
+            self._idle_engines.append(await self._open.enter_async_context(opening))
 
     def _remote_clients(self, job: WorkerJob, directory: Path) -> dict[str, RemoteClient]:
         """By policy, of models that are elsewhere: `directory` has their tokenizers."""
@@ -135,24 +150,27 @@ class RolloutWorker:
         assert self._models is not None, "it has models of its own"
         await asyncio.to_thread(self._models.load, policy_versions, block_B)
 
-    async def play(self, tasks: Sequence[Any], call: LeaseSettings) -> PlayedLease:
-        """Every attempt at `tasks`."""
-        self._playing = asyncio.ensure_future(self._play(tasks, call))
+    async def play(self, number: int, tasks: Sequence[Any], call: LeaseSettings) -> PlayedLease:
+        """Every attempt at `tasks`, as lease `number` of the run."""
+        engine = self._idle_engines.pop()
+        before = engine.counts.turns
+        self._turns[number] = lambda: engine.counts.turns - before
+        self._playing[number] = asyncio.ensure_future(self._play(engine, tasks, call))
         try:
-            return await self._playing
+            return await self._playing[number]
         finally:
-            self._playing = None
+            del self._playing[number], self._turns[number]
+            self._idle_engines.append(engine)
 
-    async def _play(self, tasks: Sequence[Any], call: LeaseSettings) -> PlayedLease:
-        if self._models is not None:
+    async def _play(self, engine: Any, tasks: Sequence[Any], call: LeaseSettings) -> PlayedLease:
+        if self._models is not None and self._reproducible:
             self._models.drop_caches()
         if self._servers is not None:
             self._servers.policy_versions = call.policy_versions
-        before, started_s = _copied(self._engine.counts), time.perf_counter()
-        self._turns_before = before.turns
+        before, started_s = _copied(engine.counts), time.perf_counter()
         rows: list[tuple[tuple[Any, ...], list[tuple[Any, ...]]]] = []
         num_tokens = 0
-        run = self._engine.run(
+        run = engine.run(
             tasks, group_size=call.group_size, purpose=call.purpose, sampling=call.sampling, skip=call.skip
         )
         async with aclosing(run) as running:
@@ -162,7 +180,7 @@ class RolloutWorker:
                 rows.append((tuple(row), [tuple(step) for step in steps]))
         return PlayedLease(
             episodes=rows,
-            counts=_difference(self._engine.counts, before),
+            counts=_difference(engine.counts, before),
             busy_s=time.perf_counter() - started_s,
             num_tokens=num_tokens,
         )
@@ -172,13 +190,13 @@ class RolloutWorker:
         return await self._models.clients[policy].score(ids, start, temperature)
 
     async def num_turns(self) -> int:
-        """Made so far, of the lease that is played."""
-        return self._engine.counts.turns - self._turns_before
+        """Made so far, of the leases that are played."""
+        return sum(turns() for turns in self._turns.values())
 
-    async def stop(self) -> None:
-        """End the lease that is played; nobody waits for it any more."""
-        if self._playing is not None:
-            self._playing.cancel()
+    async def stop(self, number: int) -> None:
+        """End a lease that is played; nobody waits for it any more."""
+        if number in self._playing:
+            self._playing[number].cancel()
 
 
 def _copied(counts: EpisodeCounts) -> EpisodeCounts:
