@@ -37,10 +37,13 @@ def test_two_workers_sample_what_one_process_samples(calm_run: Path, whole_run: 
     steps = [line for line in read_metrics(calm_run / "metrics.jsonl") if line["phase"] == "train"]
     assert all(line["cluster.workers"] == 2 for line in steps)
     assert all(line["cluster.broadcast_mb_per_s"] > 0.0 for line in steps)
-    assert all(0.0 <= line["cluster.worker-0.idle_share"] <= 1.0 for line in steps)
+    for line in steps:
+        shares = [value for name, value in line.items() if name.endswith(".idle_share")]
+        assert len(shares) == 2
+        assert all(0.0 <= each <= 1.0 for each in shares)
     done = CliRunner().invoke(front_door, ["runs", "show", str(calm_run), "--json"])
     shown = json.loads(done.stdout)["cluster"]
-    assert {"worker-0", "worker-1"} >= {shown["slowest"]}
+    assert shown["slowest"] in shown["workers"]
     assert sum(each["tokens_per_s"] for each in shown["workers"].values()) > 0.0
 
 

@@ -178,7 +178,6 @@ def test_the_steps_play_the_tasks_that_a_synchronous_run_plays(letters: ModuleTy
         (_async(0, "token"), r"schedule\.correction.*max_staleness"),
         ({**_async(1, "token"), "algorithm": MASKED}, r"schedule\.correction.*'mask'"),
         ({**_async(1, "sequence"), "algorithm": {**MASKED, "correction": "truncate"}}, "correction_level"),
-        ({**_async(1), "cluster": {"kind": "ray"}}, "cluster.kind"),
         ({**_async(1), "backend": "verl"}, "backend"),
     ],
 )

@@ -107,7 +107,7 @@ class Pool:
     _ready_s: float = 0.0
     """When a worker was last ready."""
     _giving: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Of whoever sends weights out: steps that are sampled together find new ones at one time."""
+    """Held while weights go out: steps that are sampled together find new ones at one time."""
 
     def open(self) -> None:
         """Ask for the first workers."""
