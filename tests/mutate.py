@@ -82,7 +82,7 @@ HEAVY = (
 TESTS_S = 4.0
 """Seconds of tests a mutant is tried with: the quickest that reach its line. A second of a processor counts
 whole, one of waiting a fifth, so that what else the machine does changes little."""
-FURTHER_TESTS_S = 12.0
+FURTHER_TESTS_S = 40.0
 """And of the next quickest, where it lives."""
 MOST_NAMED = 20
 """Tests that name a word of the line: where more do, it is no word of their own."""
