@@ -362,3 +362,10 @@ def test_training_from_python_shows_the_progress_that_the_command_shows(
     view = LiveView(2, console=Console(quiet=True))
     letters.make_trainer(tmp_path / "quiet", short, tracker=view).train()
     assert capsys.readouterr().err == ""
+
+
+def test_a_budget_of_calls_is_for_programs(letters: ModuleType, tmp_path: Path) -> None:
+    changes = {"rollout": {"budget": {"max_calls": 3}}}
+    for make in (letters.make_trainer, letters.make_pair_trainer):
+        with pytest.raises(ConfigError, match=r"rollout\.budget\.max_calls"):
+            make(tmp_path / "run", changes)

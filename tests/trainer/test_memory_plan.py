@@ -95,10 +95,11 @@ def most_allocated(work: Any) -> int:
 
 
 def untied_model(directory: Path) -> Path:
-    """A model whose vocabulary outweighs its layers, with an output layer of its own."""
-    create_model(
-        directory, TinyModel(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=604)
-    )
+    """A model whose vocabulary outweighs its layers, with an output layer of its own; of one layer where the
+    directory says so."""
+    num_layers = 1 if directory.name == "one-layer" else 2
+    tiny = TinyModel(hidden_size=32, num_layers=num_layers, num_heads=2, intermediate_size=64, vocab_size=604)
+    create_model(directory, tiny)
     config = json.loads((directory / "config.json").read_text())
     config |= {"vocab_size": 20_000, "tie_word_embeddings": False}
     (directory / "config.json").write_text(json.dumps(config))
@@ -130,6 +131,8 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16, lora": {"model__dtype": "bfloat16", "lora__rank": 8},
     "an output layer of its own, entropy": {"model__path": "untied", "algorithm__entropy_coef": 0.01},
     "chunks of unequal size": {"model__path": "untied", "optimizer__logits_mb": 26.0},
+    "one layer": {"model__path": "one-layer", "optimizer__logits_mb": 26.0},
+    "one layer, computed again": {"model__path": "one-layer", "optimizer__gradient_checkpointing": True},
     "prompts shorter than answers": {"rollout__max_tokens_per_turn": 44},
     "attempts without a shared prompt": {
         "rollout__group_size": 2,
@@ -143,7 +146,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_every_part_is_what_a_real_update_takes(case: str, tmp_path: Path) -> None:
     settings = dict(CASES[case])
     if "model__path" in settings:
-        settings["model__path"] = str(untied_model(tmp_path / "untied"))
+        settings["model__path"] = str(untied_model(tmp_path / settings["model__path"]))
     config = config_of(**settings)
     plan = plan_of(config)
     create_initial_models(config, tmp_path)
