@@ -64,8 +64,10 @@ FURTHER_TESTS = {
         "tests/data/test_preferences.py",
         "tests/distributed/test_heartbeat.py",
         "tests/distributed/test_programs.py",
+        "tests/distributed/test_rank_memory.py",
         "tests/distributed/test_ranks_in_threads.py",
         "tests/integrations/test_backend_ranks.py",
+        "tests/integrations/test_ray.py",
     ),
 }
 """Room -> files that test it too, beside all of tests/ROOM."""
