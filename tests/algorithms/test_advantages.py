@@ -190,6 +190,7 @@ def test_a_table_by_hand() -> None:
     assert dr_grpo_advantages(rewards_G).tolist() == [0.75, -0.25, -0.25, -0.25]
     assert rloo_advantages(rewards_G) == pytest.approx([1.0, -third, -third, -third])
     assert maxrl_advantages(rewards_G).tolist() == [3.0, -1.0, -1.0, -1.0]
+    assert maxrl_advantages(np.array([0.0, 0.5, 1.0])).tolist() == [-1.0, 0.0, 1.0]
     assert pass_at_k_advantages(rewards_G, k=2).tolist() == [2.0, 0.0, 0.0, 0.0]
     assert pass_at_k_advantages(np.array([1.0, 1.0, 0.0, 0.0]), k=2) == pytest.approx(
         [4 / 3, 4 / 3, 0.0, 0.0]
@@ -230,6 +231,7 @@ def test_attempts_without_tokens_have_no_say_in_what_is_normalised_over_tokens()
 
 def test_remax_without_a_greedy_attempt_is_refused() -> None:
     assert [name for name, each in ESTIMATORS.items() if each.needs_greedy] == ["remax"]
+    assert [name for name, each in ESTIMATORS.items() if each.needs_critic] == ["gae"]
     attempts = _attempts([(1.0, 1, 0, 0.0), (0.0, 1, 0, None)])  # pyright: ignore[reportArgumentType]
     with pytest.raises(RewardError, match=r"1 of 2 .*greedy"):
         estimator_named("remax").estimate(attempts)

@@ -107,7 +107,7 @@ class _SteepBeyond(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (values,) = ctx.saved_tensors
-        return torch.where(values.abs() > ctx.bound, torch.nan, 0.0), None
+        return torch.where(values > ctx.bound, torch.nan, 0.0), None
 
 
 def _steep_beyond(tokens: TokenInputs, bound: float) -> Tensor:
@@ -146,6 +146,11 @@ def test_each_way_of_being_wrong_has_its_check(subtests: pytest.Subtests) -> Non
     ]:
         with subtests.test(loss=loss, broken=broken):
             assert broken <= _failed(check_loss(loss))
+
+
+def test_whether_gradients_stay_bounded_is_told() -> None:
+    assert "stay bounded" in _detail(check_loss(_held), "far ratios")
+    assert "reach" in _detail(check_loss(lambda tokens: -_ratio(tokens) * tokens.advantages_M), "far ratios")
 
 
 @pytest.mark.parametrize(("bound", "broken"), [(10.0, {"far ratios"}), (25.0, set())])
@@ -264,12 +269,17 @@ def test_advantages_may_be_small(scale: float) -> None:
     assert _failed(check_estimator(lambda rewards_G: scale * (rewards_G - rewards_G.mean()))) == set()
 
 
-def test_what_scales_in_some_groups_alone_is_out_of_proportion() -> None:
-    def estimate(rewards_G: Any) -> Any:
-        centred_G = rewards_G - rewards_G.mean()
-        return centred_G if len(rewards_G) > 4 else np.sign(centred_G)
-
-    assert "not in proportion" in _detail(check_estimator(estimate), "scale")
+@pytest.mark.parametrize(
+    "estimate",
+    [
+        lambda centred_G: centred_G if len(centred_G) > 4 else np.sign(centred_G),
+        lambda centred_G: np.where(centred_G == centred_G.min(), -1.0, centred_G),
+        lambda centred_G: centred_G + 0.1 * np.sign(centred_G),
+    ],
+)
+def test_what_scales_in_some_groups_or_for_some_attempts_is_out_of_proportion(estimate: Any) -> None:
+    checks = check_estimator(lambda rewards_G: estimate(rewards_G - rewards_G.mean()))
+    assert "not in proportion" in _detail(checks, "scale")
 
 
 def _sorting(rewards_G: Any) -> Any:
@@ -284,6 +294,7 @@ def _sorting(rewards_G: Any) -> Any:
             lambda rewards_G: rewards_G - rewards_G[0 if len(rewards_G) == 3 else ...].min(),
             {"order of attempts"},
         ),
+        (lambda rewards_G: rewards_G + (np.arange(len(rewards_G)) == 0), {"order of attempts"}),
         (lambda rewards_G: rewards_G.mean() - rewards_G, {"direction"}),
         (lambda rewards_G: (rewards_G - rewards_G.mean()) / rewards_G.std(), {"ties"}),
         (

@@ -396,6 +396,16 @@ def test_who_compares_attempts_at_a_task_gives_zeros_where_all_were_paid_alike(e
     assert any(advantages.values()) == (not ESTIMATORS[estimator].compares_attempts)
 
 
+def test_a_baseline_of_the_task_is_whitened_over_the_batch() -> None:
+    episodes = [
+        _played(attempt, [paid], task=task)
+        for task, rewards in (("mixed", [1.0, 0.0]), ("tied", [1.0, 1.0]))
+        for attempt, paid in enumerate(rewards)
+    ]
+    advantages, _ = _advantages(episodes, "reinforce_plus_plus_baseline")
+    assert list(advantages.values()) == pytest.approx([2**0.5, -(2**0.5), 0.0, 0.0], abs=1e-4)
+
+
 def test_turns_that_began_in_one_state_are_compared_where_the_estimator_looks_at_states() -> None:
     """All four turns began in one state, two with a return of 1, two of 0; so were the attempts paid."""
     episodes = [

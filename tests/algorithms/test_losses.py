@@ -384,7 +384,8 @@ def test_ones_own_loss_may_see_bounds_and_step_and_bounds_that_it_does_not_see_a
         "    def terms(self, tokens, context):\n"
         "        return tokens.new_M * context.total_steps\n"
     )
-    assert (AlgorithmContext().step, AlgorithmContext().total_steps) == (0, 1)
+    start = AlgorithmContext()
+    assert (start.step, start.total_steps, start.seed) == (0, 1, 0)
     config = AlgorithmConfig(loss=f"{path}:seeing", clip_low=0.25)
     config.validate()
     given = tokens()

@@ -45,6 +45,9 @@ def alone(attempts):
 def nothing(attempts):
     return None
 
+def mixed(attempts):
+    return [1.0, [2.0]]
+
 def three(attempts, context, more):
     return 0
 """
@@ -100,7 +103,7 @@ def test_where_turns_are_credited_each_is_an_attempt_of_one_turn(seeing: str) ->
 
 
 def test_what_is_none_of_the_three_forms_is_refused(seeing: str) -> None:
-    for name in ("half_finite", "one_short", "ragged", "nothing"):
+    for name in ("half_finite", "one_short", "ragged", "mixed", "nothing"):
         with pytest.raises(ConfigError, match=rf"seeing.py:{name} .*finite"):
             _advantages_by(f"{seeing}:{name}")
     with pytest.raises(ConfigError, match=r"three .*\(attempts, context\)"):

@@ -137,8 +137,13 @@ async def test_a_place_that_is_handed_to_a_worker_as_it_is_cancelled_goes_to_the
             entered.append(name)
             await leave.wait()
 
-    first, second, third = [asyncio.create_task(worker(name)) for name in ("first", "second", "third")]
+    names = ("first", "gone", "second", "third")
+    first, gone, second, third = [asyncio.create_task(worker(name)) for name in names]
     await asyncio.sleep(0)
+    gone.cancel()  # it waits, and has no place to hand on
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert entered == ["first"]
     leave.set()
     while not first.done():
         await asyncio.sleep(0)

@@ -5,7 +5,7 @@ A rank is a thread here: what real processes add is theirs to test (tests/distri
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -40,13 +40,15 @@ class ThreadRanks(RankGroup):
         return gathered
 
 
-def whole_episodes(make: Callable[[RankGroup], EpisodeEngine], size: int) -> list[tuple[list[Episode], Any]]:
+def whole_episodes(
+    make: Callable[[RankGroup], EpisodeEngine], size: int, tasks: Sequence[Any] = TASKS
+) -> list[tuple[list[Episode], Any]]:
     """(episodes, counts) of each rank."""
     barrier, table = threading.Barrier(size), [None] * size
 
     async def play(rank: int) -> tuple[list[Episode], Any]:
         engine = make(ThreadRanks(rank, size, barrier, table))
-        episodes = [each async for each in engine.run(TASKS, group_size=2, purpose="train/0")]
+        episodes = [each async for each in engine.run(tasks, group_size=2, purpose="train/0")]
         return sorted(episodes, key=lambda each: (each.task_id, each.rollout_idx)), engine.counts
 
     with ThreadPoolExecutor(size) as threads:
@@ -59,6 +61,19 @@ def played(make: Callable[[RankGroup], EpisodeEngine], size: int) -> list[tuple[
         ([(each.task_id, each.rollout_idx, each.reward) for each in episodes], counts)
         for episodes, counts in whole_episodes(make, size)
     ]
+
+
+def test_tasks_without_an_id_are_named_by_their_place_on_any_rank(
+    agent_class: type[BaseAgent], env_class: type[BaseEnv], world: Any
+) -> None:
+    def make(ranks: RankGroup) -> EpisodeEngine:
+        client = ScriptedClient(lambda messages: "go")
+        return SplitEngine(AgentExecutionEngine(agent_class, env_class, rollout_engine=client), ranks)
+
+    nameless = [{"turns": each["turns"]} for each in TASKS]
+    (mine, _), (alike, _) = whole_episodes(make, 2, nameless)
+    assert [each.task_id for each in mine] == [each.task_id for each in alike]
+    assert len({each.task_id for each in mine}) == len(nameless)
 
 
 @pytest.mark.parametrize("kind", ["each its share", "rank 0 all"])

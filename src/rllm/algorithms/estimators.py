@@ -142,9 +142,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "prpo": Estimator(
         estimate=_of_rewards(prpo_advantages), within_groups=False, compares_attempts=False, min_group=1
     ),
-    "reinforce": Estimator(
-        estimate=_of_rewards(reinforce_advantages), within_groups=False, compares_attempts=False, min_group=1
-    ),
+    "reinforce": Estimator(estimate=_of_rewards(reinforce_advantages), compares_attempts=False, min_group=1),
     "remax": Estimator(
         estimate=to_all_turns(lambda them: remax_advantages(_rewards(them), _baselines(them))),
         compares_attempts=False,
@@ -161,7 +159,6 @@ ESTIMATORS: dict[str, Estimator] = {
     ),
     "teacher": Estimator(
         estimate=_later,
-        within_groups=False,
         compares_attempts=False,
         min_group=1,
         token_level=True,
