@@ -303,6 +303,8 @@ def test_a_template_that_prints_no_end_gets_the_models_own(encoder: MakeEncoder)
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 REFUSED = {
+    "no completion": ({"prompt": "x"}, r"no `messages`, but prompt; give `messages`, or `prompt` and"),
+    "no prompt": ({"completion": "x"}, r"no `messages`, but completion; give `messages`, or `prompt` and"),
     "no messages": ({"text": "x"}, r"no `messages`, but text; give `messages`, or `prompt` and `completion`"),
     "other format": ({"conversations": []}, r'turn each \{"from", "value"\} into \{"role", "content"\}'),
     "functions": ({"functions": [], "messages": [user("a"), says("b")]}, r"write them as `tools`"),

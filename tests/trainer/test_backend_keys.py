@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +17,30 @@ from rllm.config.optimizer import SCHEDULES, OptimizerConfig
 from rllm.config.schema import ModelConfig
 from rllm.errors import ConfigError, NumericsError
 from rllm.trainer.backends.base import refuse_unsupported
+from rllm.trainer.backends.named import published_output
 from rllm.trainer.backends.torch import SUPPORTS
 from rllm.trainer.schedules import learning_rate, learning_rate_at
 from rllm.types.sample import TrainingSample
 
 Make = Callable[..., Any]
+
+PUBLISHED = {"trainer": {"project_name": "my math", "experiment_name": "grpo/8"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "directory"),
+    [
+        ({"rllm": PUBLISHED}, "runs/my_math-grpo_8"),
+        (PUBLISHED, "runs/my_math-grpo_8"),
+        ({"trainer": {"project_name": "math"}}, "runs/math-default"),
+        ({"trainer": {"experiment_name": "grpo"}}, "runs/latest"),
+        ({}, "runs/latest"),
+        ("math", "runs/latest"),
+    ],
+)
+def test_a_published_configuration_names_its_run_directory(config: Any, directory: str) -> None:
+    assert published_output(config) == Path(directory)
+
 
 CHANGES: dict[str, Any] = {
     "name": "muon",

@@ -92,6 +92,20 @@ def test_a_gain_is_one_that_the_interval_of_the_pairs_shows() -> None:
     assert Patience(**json.loads(json.dumps(patience.state()))) == patience
 
 
+def test_a_gain_shows_where_some_tasks_failed_and_nothing_is_said_where_all_did() -> None:
+    tasks = [str(place) for place in range(40)]
+    instances = {task: task for task in tasks}
+    patience = Patience()
+    for values, flat in (
+        (dict.fromkeys(tasks, 0.0), 0),
+        (dict.fromkeys(tasks[:20], 1.0), 0),
+        ({}, 1),
+        (dict.fromkeys(tasks[20:], 1.0), 2),
+    ):
+        patience.note(values, instances)
+        assert patience.flat == flat
+
+
 def test_a_slow_rise_is_not_flat() -> None:
     """Two tasks more each time: no two neighbours differ for certain, and the curve goes on."""
     tasks = [str(place) for place in range(64)]
