@@ -2,6 +2,7 @@ import base64
 import inspect
 import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ from rllm.types import TrainingSample
 from rllm.types.images import PATCH_IDS_FROM
 
 logging.disable_progress_bar()
+sys.path.insert(0, str(Path(__file__).parent))
 
 TEXT: dict[str, Any] = {
     "hidden_size": 32,

@@ -16,6 +16,7 @@ from rllm.models.foreign import json_object
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
     from rllm.inference.vllm_process import ServerProcess
+    from rllm.models.vision.fetch import ImageFetcher
     from rllm.types.wire import Policy
 
 SERVED_PREFILL = 1024
@@ -158,6 +159,8 @@ class FleetSettings:
     processed_logprobs: bool = False
     sends_seeds: bool = True
     connect_timeout_s: float = 5.0
+    allowed_media_domains: Sequence[str] = ()
+    """Hosts that images are fetched from; none are, where there is none."""
 
 
 @asynccontextmanager
@@ -188,6 +191,7 @@ async def fleet_gateway(
         raise MissingExtraError(error.name or "aiohttp", "gateway") from error
     directory = model_directory(model)
     require_guarded(address.host, address.token)
+    fetcher = _image_fetcher(settings.allowed_media_domains, directory)
     tokenizer = HuggingFaceTokenizer(directory, trust_remote_code=trust_remote_code)
     if _reads_images(config := _config_of(directory)):  # what follows needs torch
         from rllm.models.directory import image_processor, require_servers_read_images
@@ -230,7 +234,9 @@ async def fleet_gateway(
         )
         open_until_done.push_async_callback(fleet.close)
         label = name or model.resolve().name
-        policy = FleetPolicy(fleet, label, connect=connect, end=end, sends_seeds=settings.sends_seeds)
+        policy = FleetPolicy(
+            fleet, label, connect=connect, end=end, sends_seeds=settings.sends_seeds, fetcher=fetcher
+        )
         max_body_bytes = min(max_body_mib << 20, policy.max_body_bytes)
         yield _gateway(Gateway, policy, address, listening, max_body_bytes)
 
@@ -254,6 +260,19 @@ async def _start_replicas(
         reads_images=_reads_images(_config_of(model)),
     )
     return await start_replicas(of_each, settings.replicas, logs, open_until_done)
+
+
+def _image_fetcher(hosts: Sequence[str], model: Path) -> "ImageFetcher | None":
+    """Raises ConfigError for hosts that are none, or for a model that reads no images."""
+    if not hosts:
+        return None
+    if not _reads_images(_config_of(model)):
+        raise ConfigError(
+            f"--allowed-media-domains is {','.join(hosts)}, and {model} reads text alone; leave it out."
+        )
+    from rllm.models.vision.fetch import ImageFetcher
+
+    return ImageFetcher(hosts)
 
 
 def _config_of(model: Path) -> dict[str, Any]:
@@ -287,12 +306,13 @@ async def model_gateway(
     max_context: int = 0,
     cache_tokens: int = 0,
     num_drafts: int = 0,
+    allowed_media_domains: Sequence[str] = (),
 ) -> AsyncIterator["Gateway"]:
     """A gateway in front of the built-in engine, not started yet; the engine ends with the context.
 
     `model` is a run or a model directory. `max_context` 0 takes what the model was made for, up to 4,096;
     `cache_tokens` 0 what the machine has room for. `num_drafts`: tokens guessed ahead, see
-    `rllm.inference.local.drafts`.
+    `rllm.inference.local.drafts`. `allowed_media_domains`: see `rllm.models.vision.fetch`.
     """
     try:
         from rllm.gateway.local import LocalPolicy
@@ -307,6 +327,7 @@ async def model_gateway(
         raise MissingExtraError(error.name or "torch", "train") from error
     directory = model_directory(model)
     require_guarded(address.host, address.token)
+    fetcher = _image_fetcher(allowed_media_domains, directory)
     listening = listening_socket(address.host, address.port)
     try:
         use_threads(threads)
@@ -326,7 +347,7 @@ async def model_gateway(
         listening.close()
         raise
     try:
-        policy = LocalPolicy(client, name or model.resolve().name)
+        policy = LocalPolicy(client, name or model.resolve().name, fetcher=fetcher)
         yield _gateway(Gateway, policy, address, listening, policy.max_body_bytes)
     finally:
         await client.close()

@@ -202,6 +202,10 @@ def _capture_fields(names: str | None) -> frozenset[str] | None:
     return fields
 
 
+def _hosts(names: str) -> list[str]:
+    return [name for each in names.split(",") if (name := each.strip())]
+
+
 def _require_one_by_ids(upstreams: tuple[str, ...], dialect: str) -> None:
     if len(upstreams) > 1:
         raise ConfigError(
@@ -213,6 +217,14 @@ def _require_one_by_ids(upstreams: tuple[str, ...], dialect: str) -> None:
             f"--dialect is {dialect}, but with --tokenizer the upstream is asked through /v1/completions, "
             "the one protocol that takes ids. Leave --dialect out."
         )
+
+
+media_domains_option = click.option(
+    "--allowed-media-domains",
+    default="",
+    metavar="HOST,HOST",
+    help="Hosts that images at addresses are fetched from, such as images.example.org. By default none.",
+)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -257,6 +269,7 @@ class ModelOptions:
         help="Tokens guessed ahead for an answer that is alone and repeats its prompt; the answer is the "
         "same.",
     )
+    allowed_media_domains: str = shared(media_domains_option)
     trust_remote_code: bool = shared(trust_option)
 
 
@@ -287,6 +300,7 @@ def model(options: ModelOptions, **address: Any) -> None:
             max_context=options.max_context,
             cache_tokens=options.cache_tokens,
             num_drafts=options.num_drafts,
+            allowed_media_domains=_hosts(options.allowed_media_domains),
         ),
         **address,
     )
@@ -340,6 +354,7 @@ class FleetOptions:
         is_flag=True,
         help="Leave the draws to the servers: vLLM on a CPU ends with the first seed.",
     )
+    allowed_media_domains: str = shared(media_domains_option)
     trust_remote_code: bool = shared(trust_option)
 
 
@@ -376,6 +391,7 @@ def fleet(options: FleetOptions, **address: Any) -> None:
         api_key=_api_key(options.api_key_env),
         processed_logprobs=options.processed_logprobs,
         sends_seeds=not options.no_seeds,
+        allowed_media_domains=_hosts(options.allowed_media_domains),
     )
 
     _serve(

@@ -110,6 +110,9 @@ class ChatDataConfig:
     all."""
     role: str = ""
     """Whose trajectories of `run`; needed where there are several roles."""
+    allowed_media_domains: list[str] = field(default_factory=list[str])
+    """Hosts that images of rows are fetched from, such as `images.example.org`; those at other addresses are
+    refused. What was fetched is in the run, and is not fetched again."""
     max_length: int = 0
     """Tokens of one row; 0 takes what the model can read."""
     max_length_policy: str = "refuse"
@@ -132,6 +135,11 @@ class ChatDataConfig:
             )
         if not self.run:
             self._require_default("min_reward", "max_per_task", "role")
+        elif self.allowed_media_domains:
+            raise ConfigError(
+                f"`data.allowed_media_domains` is {self.allowed_media_domains}, which does nothing here: the "
+                "episodes of `data.run` have their images. Leave it at []."
+            )
         if not abs(self.min_reward) < float("inf"):
             raise ConfigError(f"`data.min_reward` is {self.min_reward}; it must be a finite number.")
         at_least("data.max_per_task", self.max_per_task, 0)

@@ -1,8 +1,9 @@
 """Images of messages ──► `ImageFile` values within limits ──► ids in place of the marks of a chat template.
 
 The forms of an image in a message are those of `rllm.types.content`. Addresses on the network are not
-fetched: a message could then make this machine call any other. What a message may carry is limited before
-anything is decoded.
+fetched here: a message could then make this machine call any other. Where a user has named hosts,
+`rllm.models.vision.fetch` has put the images in their place before. What a message may carry is limited
+before anything is decoded.
 """
 
 import base64
@@ -161,7 +162,8 @@ def image_of(url: str) -> ImageFile:
     if not head.startswith("data:"):
         raise ConfigError(
             f"An image is at {url:.80}, and addresses are not fetched: a message could then make this "
-            "machine call any other. Send the image itself, as data:image/png;base64,…"
+            "machine call any other. Send the image itself, as data:image/png;base64,…, or have a server and "
+            "rows fetch from hosts that you name (--allowed-media-domains, `data.allowed_media_domains`)."
         )
     media_type, *options = head.removeprefix("data:").split(";")
     if not comma or "base64" not in options:

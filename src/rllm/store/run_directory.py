@@ -6,6 +6,7 @@
           machine.json    machine, kernels and measured peak   rllm.trainer.machine
           checkpoints/    what a killed run resumes from
           reference/      what `kl_coef` compares with         rllm.trainer.reference
+          images/         images that rows have at addresses   rllm.models.vision.fetch
           model/          the trained model; models/NAME where there are several
           stall.txt       stacks of a run that stood still
           rank-N.log      what a rank other than 0 prints       rllm.distributed.launch

@@ -11,12 +11,14 @@ by the number of its row.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rllm.data.jsonl import read_jsonl_lines
 from rllm.errors import ConfigError, choices_of
+from rllm.models.vision.fetch import MAX_AT_ONCE, ImageFetcher
 from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.conversations import ConversationTree
 from rllm.rendering.writing import THOUGHT_KEYS, AnswerWriter
@@ -229,6 +231,40 @@ def _require_call_of(message: Message, messages: Sequence[Message]) -> None:
         )
     if not any(each.get("tool_calls") for each in messages):
         raise ConfigError("it answers a call, and no message has `tool_calls`; add the call.")
+
+
+def fetcher_for(hosts: Sequence[str], renderer: ChatRenderer, album: Path | None) -> ImageFetcher | None:
+    """None where no host is allowed. Raises ConfigError for hosts that are none, and where the model reads no
+    images."""
+    if not hosts:
+        return None
+    if renderer.tokenizer.images is None:
+        raise ConfigError(
+            f"`data.allowed_media_domains` is {list(hosts)}, and the model reads text alone; leave it at []."
+        )
+    return ImageFetcher(hosts, album=album)
+
+
+def with_fetched_images(chats: Sequence[Chat], fetcher: ImageFetcher | None) -> list[Chat]:
+    """Conversations with images in place of their addresses. Raises ConfigError naming the rows whose images
+    are refused, or cannot be had."""
+    if fetcher is None:
+        return list(chats)
+
+    def fetch(chat: Chat) -> Chat | ConfigError:
+        try:
+            return replace(chat, messages=fetcher.inline(chat.messages))
+        except ConfigError as error:
+            return error
+
+    problems = Problems()
+    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+        outcomes = list(pool.map(fetch, chats))
+    for chat, outcome in zip(chats, outcomes, strict=True):
+        if isinstance(outcome, ConfigError):
+            problems.note(chat.where, outcome)
+    problems.raise_any()
+    return [each for each in outcomes if isinstance(each, Chat)]
 
 
 # ---- ids -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from rllm.errors import ConfigError
 from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker
-from rllm.trainer.chat_rows import ChatEncoder, Problems
+from rllm.trainer.chat_rows import ChatEncoder, Problems, fetcher_for, with_fetched_images
 from rllm.trainer.examples import Example, ExampleSets, row_limit, split_heldout
 from rllm.trainer.preference_rows import PreferenceRow, comparisons_of, read_comparisons
 from rllm.trainer.samples import trajectory_rows
@@ -127,9 +127,14 @@ class AgentDPOTrainer(SupervisedTrainer[DpoConfig]):
             if isinstance(source, str | Path)
             else comparisons_of(source, paired=self._is_paired)
         )
+        hosts = self.config.data.allowed_media_domains
+        fetcher = fetcher_for(hosts, policy.renderer, self.image_album)
+        chats = iter(with_fetched_images([chat for each in comparisons for _, chat in each.answers], fetcher))
         examples: list[Example] = []
         problems = Problems()
         for comparison in comparisons:
+            answers = tuple((sign, next(chats)) for sign, _ in comparison.answers)
+            comparison = replace(comparison, answers=answers)
             try:
                 examples.append(_example_of_row(comparison, encoder))
             except ConfigError as error:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from rllm.config.supervised import ChatDataConfig, SftConfig
 from rllm.errors import ConfigError
 from rllm.tracking.base import Tracker
-from rllm.trainer.chat_rows import Chat, ChatEncoder, chats_of, encode_all, read_chats
+from rllm.trainer.chat_rows import (
+    Chat,
+    ChatEncoder,
+    chats_of,
+    encode_all,
+    fetcher_for,
+    read_chats,
+    with_fetched_images,
+)
 from rllm.trainer.epochs import Epochs
 from rllm.trainer.examples import Example, ExampleSets, row_limit, rows_sha256, split_heldout
 from rllm.trainer.samples import trajectory_rows
@@ -82,13 +90,19 @@ class AgentSFTTrainer(SupervisedTrainer[SftConfig]):
             examples = _examples_of_run(data, policy)
         else:
             assert self._train is not None, "the constructor checked it"
-            examples = _examples_of_chats(self._train, _encoder_of(policy))
+            examples = self._examples_of(self._train, policy)
         examples = _fitting(examples, limit, data, dataset)
         if self._val is not None:
-            heldout = _fitting(_examples_of_chats(self._val, _encoder_of(policy)), limit, data, dataset)
+            heldout = _fitting(self._examples_of(self._val, policy), limit, data, dataset)
             return replace(dataset, train=examples, heldout=heldout)
         train, heldout = split_heldout(examples, data.heldout_fraction, self.config.seed)
         return replace(dataset, train=train, heldout=heldout or train, is_heldout=bool(heldout))
+
+    def _examples_of(self, source: Rows, policy: "PolicyModel") -> list[Example]:
+        chats = read_chats(Path(source)) if isinstance(source, str | Path) else chats_of(source)
+        hosts = self.config.data.allowed_media_domains
+        fetcher = fetcher_for(hosts, policy.renderer, self.image_album)
+        return _examples_of_chats(with_fetched_images(chats, fetcher), _encoder_of(policy))
 
 
 class SftJob(SupervisedJob):
@@ -163,9 +177,7 @@ def _encoder_of(policy: "PolicyModel") -> ChatEncoder:
     )
 
 
-def _examples_of_chats(source: Rows, encoder: ChatEncoder) -> list[Example]:
-    chats = read_chats(Path(source)) if isinstance(source, str | Path) else chats_of(source)
-
+def _examples_of_chats(chats: Sequence[Chat], encoder: ChatEncoder) -> list[Example]:
     def encode(chat: Chat) -> Example:
         trajectory = Trajectory(name="assistant", steps=encoder.steps(chat))
         rows = [row for row in trajectory_rows(trajectory, chat.where, 0, 0, 1.0) if row.num_trainable]

@@ -150,6 +150,8 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         require_tracker(tracker)
         require_sinks(self.config.tracking.sinks)
         self.tracker = tracker
+        self.image_album: Path | None = None
+        """Where the run keeps images that its rows have at addresses; None while it is only planned."""
 
     @abstractmethod
     def make_job(self, policy: "PolicyModel") -> SupervisedJob:
@@ -207,6 +209,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         require_training_packages(self.config.optimizer, self.config.lora)
         listeners: dict[str, SupervisedJob] = {}
         settle_muon_dtype(self.config.optimizer, self.config.model.device)
+        self.image_album = directory.path / "images"
         policies, models = self._policies(directory.path, listeners)
         job = listeners[ONLY_POLICY] = self.make_job(policies[ONLY_POLICY])
         try:

@@ -38,6 +38,14 @@ def source_of(part: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def with_source(part: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """An image part whose image is at another URL."""
+    if part["type"] == "image":
+        return {"type": "image_url", "image_url": {"url": url}}
+    value = part.get("image_url")
+    return {**part, "image_url": {**value, "url": url} if isinstance(value, Mapping) else url}
+
+
 def with_captions(text: str) -> str:
     """`text` for people: in place of each image that is written into it, its type, size and hash."""
 

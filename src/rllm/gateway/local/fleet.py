@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rllm.errors import CanaryError, ConfigError, InferenceError, RequestRefused
-from rllm.gateway.local.policy import LocalPolicy
+from rllm.gateway.local.policy import LocalPolicy, RemoteImages
 from rllm.inference.fleet import Fleet
 from rllm.inference.vllm import PROBE_TEXT, VLLMClient
 
@@ -33,8 +33,9 @@ class FleetPolicy(LocalPolicy):
         connect: Callable[[str], Awaitable[VLLMClient]],
         end: Callable[[str], Awaitable[None]],
         sends_seeds: bool = True,
+        fetcher: RemoteImages | None = None,
     ) -> None:
-        super().__init__(fleet, model, sends_seeds=sends_seeds)
+        super().__init__(fleet, model, sends_seeds=sends_seeds, fetcher=fetcher)
         self._fleet = fleet
         self._connect, self._end = connect, end
         self._adding = asyncio.Lock()

@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from rllm.errors import (
     ConfigError,
@@ -43,7 +43,7 @@ from rllm.rendering.conversations import Turn
 from rllm.rendering.images import MAX_REQUEST_BYTES
 from rllm.rendering.tools import ToolFormat
 from rllm.types.draws import draw_seed
-from rllm.types.messages import ModelOutput, SamplingParams
+from rllm.types.messages import Message, ModelOutput, SamplingParams
 from rllm.types.wire import (
     Answer,
     CallRequest,
@@ -66,18 +66,38 @@ _HISTORY = _SHORT_CHARS + 1
 """Stands for the size of a session that may have calls in the ledger, however short its next one is."""
 
 
+class RemoteImages(Protocol):
+    """Puts images in the place of their addresses, as `rllm.models.vision.fetch.ImageFetcher` does."""
+
+    async def inline_soon(self, messages: Sequence[Message], scope: str) -> list[Message]:
+        """Raises ConfigError for an image that is refused, or cannot be had."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class LocalPolicy:
     """Implements `rllm.types.wire.Policy`.
 
     Any model name is answered by the one model there is, so that programs with a name written into them run
     unchanged; the answer carries the name that was asked for. `sends_seeds=False` is for a client whose
-    server chooses its draws itself: a request that names a seed is refused, and no trace tells one.
+    server chooses its draws itself: a request that names a seed is refused, and no trace tells one. Images at
+    addresses are refused, unless there is a `fetcher`, which the policy closes: then a request has the images
+    themselves from there on, also on record.
     """
 
-    def __init__(self, client: TokenClient, model: str, *, sends_seeds: bool = True) -> None:
+    def __init__(
+        self,
+        client: TokenClient,
+        model: str,
+        *,
+        sends_seeds: bool = True,
+        fetcher: RemoteImages | None = None,
+    ) -> None:
         self.client = client
         self.model = model
         self._sends_seeds = sends_seeds
+        self._fetcher = fetcher
         self._in_flight = 0
         self._renderers: dict[str, ChatRenderer] = {}
         """By the variables for the chat template, as JSON."""
@@ -107,6 +127,8 @@ class LocalPolicy:
         """The client stays open: it belongs to whoever made it."""
         self._small.close()
         self._large.close()
+        if self._fetcher is not None:
+            self._fetcher.close()
 
     def models(self) -> list[str]:
         return [self.model]
@@ -120,10 +142,12 @@ class LocalPolicy:
         }
 
     async def count_tokens(self, request: CallRequest) -> int:
+        await self._fetch_images(request, "")
         return len(await self._thread_for(self._size_of(request)).run(self._render, request))
 
     async def answer(self, request: CallRequest, session: PolicySession, emit: Emit | None = None) -> Answer:
         chars = self._size_of(request)
+        await self._fetch_images(request, session.id)
         state = self._state_of(session)
         async with state.lock:
             thread = self._thread_for(chars if state.is_restored else _HISTORY)
@@ -152,6 +176,15 @@ class LocalPolicy:
         chars = num_chars(request)
         require_may_fit(chars, self.max_chars, self.client.max_context)
         return chars
+
+    async def _fetch_images(self, request: CallRequest, scope: str) -> None:
+        """Have the images themselves in the request, so that whoever reads its record fetches nothing."""
+        if self._fetcher is None:
+            return
+        try:
+            request.messages = await self._fetcher.inline_soon(request.messages, scope)
+        except ConfigError as error:
+            raise RequestRefused(str(error), param="messages", code="invalid_image_url") from error
 
     def _thread_for(self, chars: int) -> OffLoop:
         """Short prompts do not wait for long ones."""

@@ -4,6 +4,8 @@ import importlib
 import io
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rllm.errors import ConfigError, MissingExtraError
@@ -28,8 +30,23 @@ def pillow_image(image: ImageFile) -> Any:
     Raises ConfigError naming the value and the limit for one that is too large, broken or moving.
     """
     require_pillow()
-    import PIL.Image
     import PIL.ImageOps
+
+    with _file_within_limits(image) as file:
+        return PIL.ImageOps.exif_transpose(file).convert("RGB")
+
+
+def require_decodable(image: ImageFile) -> None:
+    """Raises ConfigError as `pillow_image` does, for what the head of the file says; nothing is decoded."""
+    require_pillow()
+    with _file_within_limits(image):
+        pass
+
+
+@contextmanager
+def _file_within_limits(image: ImageFile) -> Iterator[Any]:
+    """The file, of which only the head was read, within the limits."""
+    import PIL.Image
 
     what = f"An image of {len(image.data):,} bytes ({image.media_type})"
     bombs = (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning)
@@ -42,7 +59,7 @@ def pillow_image(image: ImageFile) -> Any:
                 )
             if (num_frames := getattr(file, "n_frames", 1)) != 1:
                 raise ConfigError(f"{what} has {num_frames} frames; send the one that is meant.")
-            return PIL.ImageOps.exif_transpose(file).convert("RGB")
+            yield file
     except bombs as error:
         raise ConfigError(f"{what} is far above the {MAX_PIXELS:,} pixels that are read: {error}") from error
     except (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error) as error:
