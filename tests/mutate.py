@@ -53,6 +53,7 @@ ROOMS = {
 }
 """Room -> what is mutated. Files and locks are tested by what keeps runs."""
 FURTHER_TESTS = {
+    "engine": ("tests/workflows/test_built_in_workflows.py",),
     "inference": ("tests/models/test_attention_wishes.py",),
     "rendering": ("tests/data/test_chat.py",),
     "trainer": (

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from rllm.build.models import model_directory
+from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.learning import imitate, learn
-from rllm.trainer.policies import create_initial_models, load_initial_models, save_model_by
+from rllm.trainer.policies import create_initial_models, load_initial_models, require_models, save_model_by
 from rllm.trainer.replay import replay
 from rllm.types.episode import Episode
 
@@ -303,6 +304,12 @@ def test_what_a_workflow_cannot_honour_is_refused(
     with pytest.raises(ConfigError, match=named):
         letters.make_pair_trainer(tmp_path / "run", changes, **more)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_context_beyond_the_positions_of_a_built_in_model_is_refused() -> None:
+    require_models(load_config(["inference.max_context=512"]))
+    with pytest.raises(ConfigError, match=r"inference\.max_context.*positions"):
+        require_models(load_config(["inference.max_context=1000000"]))
 
 
 @pytest.mark.parametrize(
