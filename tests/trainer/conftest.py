@@ -119,7 +119,7 @@ def decoder() -> Callable[..., Decoder]:
                 "num_layers": 2,
                 "num_heads": 4,
                 "num_kv_heads": num_kv_heads,
-                "head_dim": 4,
+                "head_dim": 6,
                 "norm_eps": 1e-6,
                 "rope_theta": 10_000.0,
                 "max_positions": 128,
