@@ -373,4 +373,5 @@ async def test_a_workflow_that_could_not_be_made_for_want_of_something_is_made_a
             super().__init__(*arguments, **options)
 
     (episode,) = await episodes_of(engine_of(MadeLate, retry_limit=2), TASKS[:1])
+    assert 0.0 < episode.metrics["duration_s"] < 60.0
     assert (episode.outcome, episode.info["tries"], MadeLate.times) == (Outcome.SCORED, 2, 2)

@@ -130,6 +130,20 @@ def test_tools_calls_and_results_reach_the_template_and_arguments_are_objects_th
     assert CALL["tool_calls"][0]["function"]["arguments"] == '{"b": [1], "a": "x"}', "theirs is not touched"
 
 
+def test_ids_of_nine_letters_and_digits_reach_a_template_that_wants_them_as_they_are(toy: Toy) -> None:
+    tokenizer = toy("mistral_tools")
+
+    def text_with(call_id: str) -> str:
+        call = {**CALL, "tool_calls": [{**CALL["tool_calls"][0], "id": call_id}]}
+        result: Message = {**RESULT, "tool_call_id": call_id}
+        return tokenizer.decode(ChatRenderer(tokenizer).render([USER, call, result], TOOLS))
+
+    assert text_with("abcdef789").count("abcdef789") == 2
+    for other in ("abcdef78", "abcdef-89", "call_of_some_length"):
+        assert other not in text_with(other)
+    assert text_with("abcdef-89") != text_with("abcdef-88")
+
+
 @pytest.mark.parametrize("arguments", ["{bad", "[1]", "5"])
 def test_arguments_that_are_no_object_reach_the_template_as_they_are(toy: Toy, arguments: str) -> None:
     tokenizer = toy("qwen")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rllm.errors import ConfigError
 from rllm.rendering.calls import MAX_NAME
+from rllm.rendering.harmony import MAX_HEADER
 from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.tools import (
     MARKUP as TAGS,
@@ -218,6 +219,26 @@ def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
             parsed = tool_format.parse(text)
             assert parsed.calls == [ParsedCall(name="f", arguments=arguments)]
             assert parsed.unparsed_markup
+
+
+def test_an_answer_that_ends_within_its_last_marks_is_whole() -> None:
+    written = WRITTEN["deepseek-v3.1"]
+    whole = DEEPSEEK.parse(written)
+    for length in range(written.index("<｜tool▁call▁end"), len(written)):
+        assert DEEPSEEK.parse(written[:length]) == whole
+        parsed, _ = _streamed(DEEPSEEK, list(written[:length]))
+        assert parsed == whole
+
+
+@pytest.mark.parametrize(("beyond", "content"), [(0, "hi"), (1, None)])
+def test_a_header_is_so_long_at_most(beyond: int, content: str | None) -> None:
+    text = "<|channel|>commentary".ljust(MAX_HEADER + beyond) + "<|message|>hi<|end|>"
+    parsed = HARMONY.parse(text)
+    assert (parsed.content == content) == (content is not None)
+
+
+def test_a_message_without_a_header_is_what_the_model_says() -> None:
+    assert HARMONY.parse("<|message|>hello<|return|>") == ParsedAnswer(content="hello")
 
 
 def test_a_call_without_arguments_has_an_empty_object_of_them() -> None:

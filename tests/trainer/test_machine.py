@@ -116,6 +116,9 @@ def test_each_step_has_its_share_of_the_peak(finished: Path) -> None:
         speed = line["update_flops"] / line["update_s"]
         assert line["update_flops_share"] == pytest.approx(speed / kept.peak_flops)
         assert line["update_flops_share"] > 0.0
+    imitated = [line["update_flops"] for line in updates if line["phase"] == "warm_start"]
+    assert max(imitated) < 2 * min(imitated), "each is of its step alone"
+    assert sum(line["update_s"] for line in updates) < updates[-1]["run_s"]
     rollouts = [line for line in lines if line["phase"] == "train"]
     assert all("rollout_bandwidth_share" in line for line in rollouts)
     for line in rollouts:
