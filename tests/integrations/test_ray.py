@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.errors import ClusterError, ConfigError, CountError
 from rllm.integrations.ray.leases import MAX_LOSSES, Lease, Leases
 from rllm.integrations.ray.session import require_address, require_answer, with_second_try
+from rllm.integrations.ray.weights import pack, split, unpack
 from rllm.trainer.cluster import clock_skew, require_cluster
 from rllm.types.task import EpisodeId
 
@@ -231,3 +233,21 @@ def test_a_clock_is_off_by_what_no_way_of_its_answer_explains(skew: float, there
     assert abs(skew) - max(there, back) - 1e-9 <= abs(found), "and less by one way at most"
     if there == back == 0.0:
         assert found == pytest.approx(skew)
+
+
+def test_weights_travel_as_one_block_and_each_policy_gets_its_part() -> None:
+    def models(seed: int) -> dict[str, torch.nn.Module]:
+        torch.manual_seed(seed)
+        made = {"solver": torch.nn.Linear(3, 2), "judge": torch.nn.Linear(2, 5).bfloat16()}
+        made["judge"].bias.requires_grad_(False)  # of a model with an adapter, what is not trained stays
+        return made
+
+    mine, theirs, before = models(0), models(1), models(1)
+    parts = split(pack(mine), theirs)
+    for name, model in theirs.items():
+        unpack(parts[name], model)
+        for key, value in model.named_parameters():
+            source = mine if value.requires_grad else before
+            assert torch.equal(value, dict(source[name].named_parameters())[key])
+    with pytest.raises(ClusterError, match="not made from the same"):
+        split(pack(mine)[:-1], theirs)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rllm.errors import ConfigError
 from rllm.rendering.calls import MAX_NAME
-from rllm.rendering.harmony import MAX_HEADER
 from rllm.rendering.chat import ChatRenderer
+from rllm.rendering.harmony import MAX_HEADER
 from rllm.rendering.tools import (
     MARKUP as TAGS,
 )
