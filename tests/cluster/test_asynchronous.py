@@ -14,6 +14,7 @@ from two_nodes import Nodes
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.replay import replay
 
 FREE = {"steps": 6, "inference": {"lockstep": False}}
 
@@ -55,12 +56,14 @@ def test_steps_are_played_ahead_and_conversations_go_on_with_new_weights(
     nodes: Nodes, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    letter_world.make_trainer(run, ahead(nodes.address), env_args={"pause_s": 0.3}).train()
+    changes = ahead(nodes.address)
+    letter_world.make_trainer(run, changes, env_args={"pause_s": 0.3}).train()
     versions = require_whole(run, 1)
     lines = [line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"]
     assert max(line["staleness_max"] for line in lines) == 1
     assert any(len({*each}) > 1 for each in versions), "weights that arrive while a lease is played"
     assert "sampler_idle" not in lines[-1], "of workers elsewhere it is not known"
+    assert replay(letter_world.make_trainer(run, changes)).is_identical
 
 
 def test_without_staleness_it_is_the_synchronous_run_to_the_last_bit(nodes: Nodes, tmp_path: Path) -> None:
