@@ -44,6 +44,7 @@ from algorithm_variants import (
     Variant,
     common,
     kept_runs,
+    seeds_of,
     study_settings,
     variants_of,
 )
@@ -164,14 +165,15 @@ def success(summary: dict[str, Any]) -> dict[str, Any]:
 def jobs(labels: Sequence[str], names: Sequence[str], *, trl: bool) -> Iterator[tuple[str, str, int]]:
     """(study, variant, seed): the main ones seed by seed, then the others, then ours beside TRL's, so that
     what was stopped can be compared."""
-    for num_seeds in (MAIN, MORE, len(SEEDS)):
-        for seed in SEEDS[:num_seeds]:
+    wanted = {*names, TRL} if trl and OURS in names else {*names}
+    turns = [[name for name, each in VARIANTS.items() if each.seeds == num] for num in (MAIN, MORE)]
+    for turn in (*turns, [OURS, TRL]):
+        for place, seed in enumerate(SEEDS):
             for label in labels:
-                for name, variant in variants_of(label).items():
-                    if name in names and variant.seeds == num_seeds:
+                num_seeds = seeds_of(label)
+                for name in turn:
+                    if name in wanted and place < num_seeds.get(name, 0):
                         yield label, name, seed
-                        if trl and name == OURS:
-                            yield label, TRL, seed
 
 
 class Campaign:
@@ -225,7 +227,7 @@ class Campaign:
             shorter=QUICK if self.options.quick else (),
         )
         self.note_imitator(label, seed, place.imitated())
-        variant = VARIANTS[OURS if name == TRL else name]
+        variant = variants_of(label)[OURS if name == TRL else name]
         figures = place.learned_by_trl(variant) if name == TRL else place.learned(name, variant)
         origin = {"commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
         run = {**figures, "change": list(variant.assignments), **origin}

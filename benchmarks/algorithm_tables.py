@@ -1,8 +1,9 @@
-"""The figures of `algorithm_curves.py` as text and pictures: each variant beside the default, paired by seed.
+"""The figures of `algorithm_curves.py` as text and pictures: each variant beside the reference of its study,
+paired by seed.
 
-A difference is the mean over seeds of (variant - default): both begin with the imitator of that seed and are
-measured on the same tasks. Its interval is Student's, with one degree of freedom less than there are seeds;
-where it covers 0 no difference is seen, whatever the estimate.
+A difference is the mean over seeds of (variant - reference): both begin with the imitator of that seed and
+are measured on the same tasks. Its interval is Student's, with one degree of freedom less than there are
+seeds; where it covers 0 no difference is seen, whatever the estimate.
 """
 
 import math
@@ -20,8 +21,9 @@ from algorithm_variants import (
     TRL,
     VARIANTS,
     kept_runs,
+    reference_of,
+    seeds_of,
     study_settings,
-    variants_of,
 )
 
 RESULTS = Path(__file__).resolve().parent / "results" / "algorithms.json"
@@ -77,21 +79,22 @@ def text_of(report: Mapping[str, Any]) -> str:
     dates, commits = sorted({each["date"] for each in made}), sorted({each["commit"] for each in made})
     note = (
         "Sampled success on validation tasks in percent, mean over seeds; differences in points beside the "
-        "default, paired by seed, with 95 % intervals (Student), each by itself: of twenty comparisons of "
-        "equals one is expected to look like a difference. Seconds are CPU seconds of the training steps on "
-        f"one thread. Measured {' and '.join(dates)} ({', '.join(commits)})."
+        "default or TRL, paired by seed, with 95 % intervals (Student), each by itself: of twenty "
+        "comparisons of equals one is expected to look like a difference. Seconds are CPU seconds of the "
+        f"training steps on one thread. Measured {' and '.join(dates)} ({', '.join(commits)})."
     )
     return "\n\n".join([*parts, note])
 
 
 def _study(label: str, study: Mapping[str, Any]) -> str:
-    runs = study["runs"]
+    runs, reference = study["runs"], reference_of(label)
+    words = "the default" if reference == DEFAULT else "TRL"
     lines = [
         f"**{label}: {study['task']}, {study['steps']} steps.** {_start(runs)}{_stale(label, study)}",
         "",
-        "| | seeds | sampled | greedy | beside the default | | seconds |",
+        f"| | seeds | sampled | greedy | beside {words} | | seconds |",
         "|---|--:|--:|--:|--:|---|--:|",
-        *(_row(name, runs) for name in VARIANTS if runs.get(name)),
+        *(_row(name, runs, reference) for name in (*VARIANTS, TRL) if runs.get(name)),
     ]
     if runs.get(TRL) and runs.get(OURS):
         lines += ["", _beside_trl(runs)]
@@ -109,9 +112,7 @@ def _stale(label: str, study: Mapping[str, Any]) -> str:
 
 def _missing(label: str, runs: Mapping[str, Any]) -> list[str]:
     """What `make algorithms` has yet to run."""
-    wanted = {name: each.seeds for name, each in variants_of(label).items()}
-    if OURS in wanted:
-        wanted[TRL] = wanted[OURS]
+    wanted = seeds_of(label)
     never = [name for name in wanted if not runs.get(name)]
     fewer = [
         f"{name} ({len(runs[name])} of {num_seeds} seeds)"
@@ -141,12 +142,12 @@ def _start(runs: Mapping[str, Any]) -> str:
     return f"The imitator has {sampled:.0f} % sampled, {greedy:.0f} % greedy{constant}."
 
 
-def _row(name: str, runs: Mapping[str, Any]) -> str:
+def _row(name: str, runs: Mapping[str, Any], reference: str) -> str:
     mine = list(runs[name].values())
     sampled, greedy = (100 * statistics.mean(each[way] for each in mine) for way in ("sampled", "greedy"))
     seconds = statistics.mean(each["cpu_s"] for each in mine)
     beside, sentence = "", ""
-    if name != DEFAULT and (pairs := differences(runs, name, DEFAULT)):
+    if name != reference and (pairs := differences(runs, name, reference)):
         interval = interval_of(pairs)
         beside, sentence = _shown(pairs), verdict(interval) if len(pairs) > 1 else ""
     return f"| {name} | {len(mine)} | {sampled:.1f} | {greedy:.1f} | {beside} | {sentence} | {seconds:.0f} |"
@@ -162,12 +163,13 @@ def _beside_trl(runs: Mapping[str, Any]) -> str:
     pairs = differences(runs, OURS, TRL)
     seeds = [seed for seed in runs[OURS] if seed in runs[TRL]]
     ratios = [runs[TRL][seed]["cpu_s"] / runs[OURS][seed]["cpu_s"] for seed in seeds]
-    theirs = 100 * statistics.mean(each["sampled"] for each in runs[TRL].values())
+    theirs = 100 * statistics.mean(runs[TRL][seed]["sampled"] for seed in seeds)
+    spread = f", {statistics.stdev(pairs):.0f} from seed to seed" if len(pairs) > 1 else ""
     word = "met" if interval_of(pairs)[0] >= -MARGIN else "**missed**"
     return (
         f"TRL's GRPOTrainer, same imitators, tasks, tokens, batches and rate, comes to {theirs:.1f} "
-        f"({len(seeds)} seeds): ours with AdamW is {_shown(pairs)} points beside it (a lower end of "
-        f"-{MARGIN:g} is asked for: {word}) and takes 1/{statistics.mean(ratios):.1f} of the CPU seconds."
+        f"({_seeds(len(seeds))}): ours with AdamW is {_shown(pairs)} points beside it{spread} (a lower end "
+        f"of -{MARGIN:g} is asked for: {word}) and takes 1/{statistics.mean(ratios):.1f} of the CPU seconds."
     )
 
 
@@ -197,7 +199,7 @@ def draw_curves(report: Mapping[str, Any], path: Path, digest: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    main = [TRL, *(name for name, each in VARIANTS.items() if each.seeds >= MAIN)]
+    main = [TRL, OURS, *(name for name, each in VARIANTS.items() if each.seeds >= MAIN)]
     figure = Figure(figsize=(7.0 * len(report["studies"]), 5.0), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
     for place, (label, study) in enumerate(report["studies"].items(), start=1):

@@ -23,6 +23,7 @@ from rllm.environments.world import World
 from rllm.eval.tasks import world_of
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer
+from rllm.trainer.schedules import learning_rate
 
 
 def train_with_trl(config: TrainConfig, output: Path) -> dict[str, Any]:
@@ -93,7 +94,11 @@ def settings_of(config: TrainConfig, prompts: Sequence[str], output: Path) -> di
         "temperature": rollout.temperature,
         "updates_per_step": config.algorithm.updates_per_step,
         "clip_high": config.algorithm.clip_high,
-        "learning_rate": optimizer.learning_rate,
+        "learning_rates": [
+            learning_rate(config, step)
+            for step in range(config.steps)
+            for _ in range(config.algorithm.updates_per_step)
+        ],
         "beta2": optimizer.beta2,
         "max_grad_norm": optimizer.max_grad_norm,
     }

@@ -1,12 +1,12 @@
 """What `algorithm_curves.py` compares: one change at a time from the configuration that a block ships with.
 
 The estimators come first, then the losses, then what papers claim for single choices. `seeds` is how many of
-`SEEDS` a variant is run with: five for the default and the estimators that most people choose between, all
-beside TRL, whose runs draw other answers than ours and so differ more.
+`SEEDS` a variant is run with: five for the default and the estimators that most people choose between. Beside
+TRL, whose runs draw other answers than ours and so differ more, each study says how many.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from learning_blocks import has_changed, settings_of_task
@@ -32,6 +32,10 @@ class Study:
 
     task: str
     steps: int
+    seeds_beside_trl: int = 0
+    """With how many of `SEEDS` TRL's trainer and ours are compared."""
+    beside_trl: tuple[str, ...] = ()
+    """What both sides of that have on top of `OURS`."""
     assignments: tuple[str, ...] = ()
     """On top of the block, of every run."""
 
@@ -39,7 +43,7 @@ class Study:
 # As long as the default still rises, by development seed 100: later all of them come to the same. That of
 # several turns has the training lakes and the learning rate which the block had when it was measured.
 STUDIES = {
-    "single-turn": Study(task="small-programs", steps=10),
+    "single-turn": Study(task="small-programs", steps=10, seeds_beside_trl=30),
     "multi-turn": Study(
         task="frozenlake",
         steps=12,
@@ -49,7 +53,19 @@ STUDIES = {
             "optimizer.learning_rate=1.2e-3",
         ),
     ),
+    # As long as it takes until both trainers come near where they end, by development seeds 100 and 101:
+    # while they still rise, one seed differs from another by more than may be lost. Both warm up as the block
+    # does: without it AdamW's first updates now and then ruin an imitator for good (TRL's, of seed 100). Both
+    # learn from answers that were cut off, as TRL does.
+    "beside-trl": Study(
+        task="small-programs",
+        steps=40,
+        seeds_beside_trl=12,
+        beside_trl=("optimizer.warmup_steps=5", "rollout.truncation.response_length=keep"),
+    ),
 }
+WITH_VARIANTS = ("single-turn", "multi-turn")
+"""Where everything is compared with the default; the others hold ours beside TRL's alone."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -59,11 +75,12 @@ class Variant:
     part: str
     assignments: tuple[str, ...] = ()
     seeds: int = MORE
+    """0: as its study says (`seeds_of`)."""
     claim: str = ""
     """What a paper says, where it is one of the ablations."""
     expects: str = ""
     """What the claim means for it beside the default: `better`, `worse`, `no better`, `no worse`."""
-    studies: tuple[str, ...] = tuple(STUDIES)
+    studies: tuple[str, ...] = WITH_VARIANTS
 
 
 def _estimator(name: str, *more: str, seeds: int = MORE) -> Variant:
@@ -75,7 +92,7 @@ def _loss(name: str, *more: str) -> Variant:
 
 
 def _ablation(
-    claim: str, expects: str, *assignments: str, studies: tuple[str, ...] = tuple(STUDIES)
+    claim: str, expects: str, *assignments: str, studies: tuple[str, ...] = WITH_VARIANTS
 ) -> Variant:
     return Variant(part="ablation", assignments=assignments, claim=claim, expects=expects, studies=studies)
 
@@ -143,7 +160,7 @@ VARIANTS: dict[str, Variant] = {
         "algorithm.gamma=0.9",
         studies=("multi-turn",),
     ),
-    "AdamW": Variant(
+    OURS: Variant(
         part="beside TRL",
         assignments=(
             "optimizer.name=adamw",
@@ -151,14 +168,31 @@ VARIANTS: dict[str, Variant] = {
             "optimizer.warmup_steps=0",
             "optimizer.final_lr_fraction=0.0",
         ),
-        seeds=len(SEEDS),
-        studies=("single-turn",),
+        seeds=0,
+        studies=("single-turn", "beside-trl"),
     ),
 }
 
 
 def variants_of(study: str) -> dict[str, Variant]:
-    return {name: each for name, each in VARIANTS.items() if study in each.studies}
+    """Name -> what a study makes of it."""
+    variants = {name: each for name, each in VARIANTS.items() if study in each.studies}
+    if OURS in variants:
+        assignments = (*variants[OURS].assignments, *STUDIES[study].beside_trl)
+        variants[OURS] = replace(variants[OURS], assignments=assignments)
+    return variants
+
+
+def reference_of(study: str) -> str:
+    """The variant that the others of a study are compared with."""
+    return DEFAULT if DEFAULT in variants_of(study) else TRL
+
+
+def seeds_of(study: str) -> dict[str, int]:
+    """With how many of `SEEDS` each runs, TRL's among them."""
+    beside = STUDIES[study].seeds_beside_trl
+    ours = {name: each.seeds or beside for name, each in variants_of(study).items()}
+    return {**ours, TRL: beside} if beside else ours
 
 
 def common(steps: int) -> tuple[str, ...]:

@@ -24,6 +24,16 @@ def main() -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(settings["threads"])
+    rates = settings["learning_rates"]
+
+    class Trainer(GRPOTrainer):
+        """Has the learning rate that our run has at each update."""
+
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                optimizer or self.optimizer, lambda update: rates[min(update, len(rates) - 1)] / max(rates)
+            )
+            return self.lr_scheduler
 
     def reward(completions: list[str], row: list[int], **columns: Any) -> list[float]:
         answers.write(json.dumps({"grade": list(zip(row, completions, strict=True))}) + "\n")
@@ -52,8 +62,7 @@ def main() -> None:
         temperature=settings["temperature"],
         top_k=0,
         top_p=1.0,
-        learning_rate=settings["learning_rate"],
-        lr_scheduler_type="linear",
+        learning_rate=max(rates),
         adam_beta2=settings["beta2"],
         weight_decay=0.0,
         max_grad_norm=settings["max_grad_norm"],
@@ -66,7 +75,7 @@ def main() -> None:
         disable_tqdm=True,
     )
     prompts = settings["prompts"]
-    trainer = GRPOTrainer(
+    trainer = Trainer(
         model=settings["model"],
         reward_funcs=reward,
         args=arguments,

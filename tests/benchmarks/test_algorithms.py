@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, ModuleType]]:
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("algorithm_variants", "algorithm_tables", "algorithm_curves")
+    names = ("algorithm_variants", "algorithm_tables", "algorithm_curves", "algorithm_trl")
     yield {name: importlib.import_module(name) for name in names}
     sys.path.remove(str(BENCHMARKS))
 
@@ -47,8 +47,8 @@ def test_every_variant_is_a_configuration_and_changes_one_thing(
 def on_record(module: ModuleType, label: str, runs: dict[str, Any]) -> dict[str, Any]:
     """A study with runs of the configuration that ships."""
     steps = module.STUDIES[label].steps
-    changes = {name: list(each.assignments) for name, each in module.VARIANTS.items()}
-    changes[module.TRL] = changes[module.OURS]
+    changes = {name: list(each.assignments) for name, each in module.variants_of(label).items()}
+    changes[module.TRL] = changes.get(module.OURS, [])
     for name, mine in runs.items():
         for run in mine.values():
             run |= {"change": changes.get(name, []), "date": "today", "commit": "c"}
@@ -56,23 +56,24 @@ def on_record(module: ModuleType, label: str, runs: dict[str, Any]) -> dict[str,
     return {"task": module.STUDIES[label].task, "steps": steps, "settings": settings, "runs": runs}
 
 
+def runs(*sampled: float, cpu_s: float = 10.0) -> dict[str, Any]:
+    """One for each seed from 200 on."""
+    return {
+        str(seed): {
+            "sampled": each,
+            "greedy": each,
+            "cpu_s": cpu_s,
+            "curve": [each],
+            "baselines": {"always": 0.5},
+        }
+        for seed, each in enumerate(sampled, start=200)
+    }
+
+
 def test_what_a_difference_says_follows_from_its_interval(scripts: dict[str, ModuleType]) -> None:
     tables, default = scripts["algorithm_tables"], scripts["algorithm_variants"].DEFAULT
     low, high = tables.interval_of([1.0, 2.0, 3.0])
     assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
-
-    def runs(*sampled: float) -> dict[str, Any]:
-        return {
-            str(seed): {
-                "sampled": each,
-                "greedy": each,
-                "cpu_s": 10.0,
-                "curve": [each],
-                "baselines": {"always": 0.5},
-            }
-            for seed, each in enumerate(sampled, start=200)
-        }
-
     study = {
         "imitation": runs(0.2, 0.2, 0.2),
         default: runs(0.7, 0.8, 0.6),
@@ -92,8 +93,8 @@ def test_what_a_difference_says_follows_from_its_interval(scripts: dict[str, Mod
         "| RLOO | 3 | 80.3 | 80.3 | +10.3 (+8.9 to +11.8) | better | 10 |",
         "| ReMax | 3 | 70.0 | 70.0 | +0.0 (-65.7 to +65.7) | no difference seen | 10 |",
         "| worse | 10 |",
-        "comes to 71.0 (3 seeds): ours with AdamW is -1.0 (-1.0 to -1.0) points beside it (a lower end of "
-        "-5 is asked for: met) and takes 1/1.0 of the CPU seconds.",
+        "comes to 71.0 (3 seeds): ours with AdamW is -1.0 (-1.0 to -1.0) points beside it, 0 from seed to "
+        "seed (a lower end of -5 is asked for: met) and takes 1/1.0 of the CPU seconds.",
         "can be left out (Yu et al. 2025). Reproduced: -9.7 ",
         "clip-higher). Not reproduced, no difference seen: -3.0 ",
         "Not run: PPO (critic); REINFORCE++; Dr. GRPO; ",
@@ -104,6 +105,54 @@ def test_what_a_difference_says_follows_from_its_interval(scripts: dict[str, Mod
         assert line in text, line
     assert "Stale" not in text
     assert "not measured" in tables.text_of({"studies": {}})
+
+
+def test_a_study_beside_trl_compares_with_trl_by_samples_and_by_seconds(
+    scripts: dict[str, ModuleType],
+) -> None:
+    tables, variants = scripts["algorithm_tables"], scripts["algorithm_variants"]
+
+    def text(*ours: float) -> str:
+        study = {
+            "imitation": runs(0.1, 0.1, 0.1),
+            variants.OURS: runs(*ours, cpu_s=20.0),
+            variants.TRL: runs(0.9, 0.9, 0.9, cpu_s=50.0),
+        }
+        return tables.text_of({"studies": {"beside-trl": on_record(variants, "beside-trl", study)}})
+
+    near, far = text(0.89, 0.9, 0.91), text(0.7, 0.9, 0.95)
+    for line in (
+        "| AdamW | 3 | 90.0 | 90.0 | +0.0 (-2.5 to +2.5) | no difference seen | 20 |",
+        f"| {variants.TRL} | 3 | 90.0 | 90.0 |  |  | 50 |",
+        "ours with AdamW is +0.0 (-2.5 to +2.5) points beside it, 1 from seed to seed (a lower end of -5 is "
+        "asked for: met) and takes 1/2.5 of the CPU seconds.",
+    ):
+        assert line in near, line
+    assert "asked for: **missed**" in far
+    assert "Stale" not in near
+
+
+def test_trl_has_our_learning_rate_at_each_update(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    variants = scripts["algorithm_variants"]
+    ours = (*variants.common(3), *variants.VARIANTS[variants.OURS].assignments)
+    config = training_config("small-programs", None, (*ours, "optimizer.learning_rate=0.4"), 200)
+    assert config.algorithm.updates_per_step == 2
+    settings = scripts["algorithm_trl"].settings_of(config, ["f: add 2"], tmp_path)
+    assert settings["learning_rates"] == pytest.approx([0.4, 0.4, 0.2, 0.2, 0.0, 0.0])
+
+
+def test_runs_beside_trl_come_last_and_in_pairs(scripts: dict[str, ModuleType]) -> None:
+    curves, variants = scripts["algorithm_curves"], scripts["algorithm_variants"]
+    label, names = "beside-trl", list(variants.VARIANTS)
+    seeds = variants.SEEDS[: variants.STUDIES[label].seeds_beside_trl]
+    assert list(curves.jobs([label], names, trl=True)) == [
+        (label, name, seed) for seed in seeds for name in (variants.OURS, variants.TRL)
+    ]
+    assert list(curves.jobs([label], names, trl=False)) == [(label, variants.OURS, seed) for seed in seeds]
+    both = list(curves.jobs(["single-turn", label], [variants.DEFAULT, variants.OURS], trl=True))
+    assert both[:5] == [("single-turn", variants.DEFAULT, seed) for seed in variants.SEEDS[:5]]
+    assert {name for _, name, _ in both[5:]} == {variants.OURS, variants.TRL}
+    assert len(both) == 5 + 2 * (variants.STUDIES["single-turn"].seeds_beside_trl + len(seeds))
 
 
 @pytest.mark.parametrize(
@@ -147,12 +196,12 @@ def test_a_study_goes_on_with_what_is_missing_on_record(
     curves, variants = scripts["algorithm_curves"], scripts["algorithm_variants"]
     figures = {"sampled": 0.5, "greedy": 0.5, "cpu_s": 1.0, "curve": [0.5]}
     imitator = {"sampled": 0.2, "greedy": 0.2, "baselines": {}}
-    runs: dict[str, Any] = {
+    record: dict[str, Any] = {
         "imitation": {"200": dict(imitator)},
         variants.DEFAULT: {"200": dict(figures)},
         "RLOO": {"200": dict(figures)},
     }
-    study = on_record(variants, "single-turn", runs)
+    study = on_record(variants, "single-turn", record)
     monkeypatch.setattr(curves, "RESULTS", tmp_path / "algorithms.json")
 
     def missing() -> list[tuple[str, str, int]]:
@@ -165,10 +214,10 @@ def test_a_study_goes_on_with_what_is_missing_on_record(
         ("multi-turn", "RLOO", 200),
         ("single-turn", variants.DEFAULT, 201),
     ]
-    assert left[-6:] == [(label, "GSPO", seed) for seed in (200, 201, 202) for label in variants.STUDIES]
+    assert left[-6:] == [(label, "GSPO", seed) for seed in (200, 201, 202) for label in options.study]
     assert len(left) == 2 * (5 + 5 + 3) - 2, "TRL has nothing to be compared with"
 
-    runs["RLOO"]["200"]["change"] = ["algorithm.estimator=grpo"]
+    record["RLOO"]["200"]["change"] = ["algorithm.estimator=grpo"]
     assert ("single-turn", "RLOO", 200) in missing(), "it would be another run today"
     assert "Stale**, because the configuration has changed since: RLOO." in scripts[
         "algorithm_tables"
