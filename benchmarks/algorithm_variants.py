@@ -60,7 +60,7 @@ STUDIES = {
     "beside-trl": Study(
         task="small-programs",
         steps=40,
-        seeds_beside_trl=12,
+        seeds_beside_trl=10,
         beside_trl=("optimizer.warmup_steps=5", "rollout.truncation.response_length=keep"),
     ),
 }
