@@ -26,6 +26,7 @@ from rllm.models.vision.pillow import MAX_PIXELS
 from rllm.rendering.images import MAX_BYTES, MAX_PER_MESSAGE, image_of
 from rllm.trainer import AgentDPOTrainer, AgentSFTTrainer
 from rllm.types.content import source_of
+from rllm.types.wire import CallRequest, Dialect
 
 Make = Callable[..., Any]
 URL = f"http://{HOST}/a.png"
@@ -295,6 +296,10 @@ async def test_the_gateway_keeps_what_it_fetched_and_reads_it_anew_for_nobody(
         third = session.traces()[-1]
         assert third.prompt_ids[: len(second.prompt_ids)] == second.prompt_ids
         assert len(server.asked) == num_asked, "a restored session fetches nothing"
+        request = CallRequest(dialect=Dialect.CHAT, body={}, messages=[chat])
+        server.files["a.png"] = server.picture
+        await gateway.policy.count_tokens(request)
+        assert request.num_bytes > len(server.picture), "a small body with large images is a large request"
         refused = {"messages": [_shows("http://169.254.169.254/latest")], "max_tokens": 5}
         assert await _status(f"{session.base_url}/chat/completions", refused) == 400
 

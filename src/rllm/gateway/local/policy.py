@@ -42,6 +42,7 @@ from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.conversations import Turn
 from rllm.rendering.images import MAX_REQUEST_BYTES
 from rllm.rendering.tools import ToolFormat
+from rllm.types.content import source_of
 from rllm.types.draws import draw_seed
 from rllm.types.messages import Message, ModelOutput, SamplingParams
 from rllm.types.wire import (
@@ -182,9 +183,11 @@ class LocalPolicy:
         if self._fetcher is None:
             return
         try:
-            request.messages = await self._fetcher.inline_soon(request.messages, scope)
+            messages = await self._fetcher.inline_soon(request.messages, scope)
         except ConfigError as error:
             raise RequestRefused(str(error), param="messages", code="invalid_image_url") from error
+        if messages != request.messages:  # what is large is worked on off the event loop from here on
+            request.messages, request.num_bytes = messages, request.num_bytes + _num_image_bytes(messages)
 
     def _thread_for(self, chars: int) -> OffLoop:
         """Short prompts do not wait for long ones."""
@@ -382,6 +385,11 @@ class LocalPolicy:
 
     def _token_text(self, token_id: int) -> str:
         return self.client.renderer.tokenizer.token_text(token_id)
+
+
+def _num_image_bytes(messages: Sequence[Message]) -> int:
+    parts = (part for each in messages if isinstance(each.get("content"), list) for part in each["content"])
+    return sum(len(source_of(part)) for part in parts)
 
 
 def _seed(request: CallRequest, session_seed: int, digest: bytes, times_asked: int, index: int) -> int:

@@ -96,12 +96,14 @@ class ImageFetcher:
         """The messages with images in place of their addresses; see `inline`."""
         loop = asyncio.get_running_loop()
         work = [loop.run_in_executor(self._pool, self._image, url, scope) for url in _addresses_in(messages)]
+        if not work:
+            return list(messages)
         try:
             images = await asyncio.gather(*work)
         finally:
             for each in work:
                 each.cancel()
-        return _with_images(messages, images)
+        return await loop.run_in_executor(self._pool, _with_images, messages, images)
 
     def inline(self, messages: Sequence[Message], scope: str = "") -> list[Message]:
         """The messages with images in place of their addresses. Within one `scope` an address is one image,
