@@ -144,6 +144,15 @@ def test_ids_of_nine_letters_and_digits_reach_a_template_that_wants_them_as_they
     assert text_with("abcdef-89") != text_with("abcdef-88")
 
 
+def test_a_template_that_writes_texts_of_arguments_gets_them_as_they_were_said(toy: Toy) -> None:
+    tokenizer = toy("deepseek_fenced_tools")
+    function = {"name": "move", "arguments": {"to": "Tromsø"}}
+    call = {**CALL, "tool_calls": [{**CALL["tool_calls"][0], "function": function}]}
+    text = tokenizer.decode(ChatRenderer(tokenizer).render([USER, call, RESULT], TOOLS))
+    assert '{"to": "Troms' in text
+    assert "\\u" not in text  # the toy has no such letter, and leaves it out where it comes as one
+
+
 @pytest.mark.parametrize("arguments", ["{bad", "[1]", "5"])
 def test_arguments_that_are_no_object_reach_the_template_as_they_are(toy: Toy, arguments: str) -> None:
     tokenizer = toy("qwen")
