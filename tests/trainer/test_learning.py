@@ -294,6 +294,20 @@ def test_a_divergence_in_the_loss_pulls_on_rows_that_no_advantage_pulls_on(
     assert metrics["kl_coef"] == 0.5
 
 
+def test_without_a_warm_start_the_reference_is_the_policy_as_it_began(
+    played: tuple[list[Episode], list[Episode]], learner: Callable[..., Learner]
+) -> None:
+    made = learner(algorithm={"kl_coef": 0.1}, warm_start={"steps": 0})
+    learn(made, played[0], 0)  # the policy moves, and its reference does not
+    batch, _ = learn(made, played[0], 1)
+    backend = learner().policies["policy"].backend
+    assert backend is not None
+    for row, scores in zip(batch.samples, backend.score(batch.samples), strict=True):
+        assert row.ref_logprobs_T is not None
+        sampled_T = row.trainable_T
+        assert row.ref_logprobs_T[sampled_T] == pytest.approx(scores[sampled_T], abs=1e-5)
+
+
 def test_entropy_counts_less_with_every_step_and_nothing_in_the_last(learner: Callable[..., Learner]) -> None:
     made = learner(steps=5, algorithm={"entropy_coef": 0.1})
     coefs = [made.loss("policy", step).entropy_coef for step in range(5)]
