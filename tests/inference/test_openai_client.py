@@ -308,6 +308,16 @@ async def test_any_room_behind_a_prompt_is_used(server: Any, client: OpenAIClien
     assert [body["max_tokens"] for body in server.bodies] == [352, room]
 
 
+async def test_a_server_that_shortens_again_is_not_asked_a_third_time(
+    server: Any, client: OpenAIClient
+) -> None:
+    context = "maximum context length is 4096 tokens and your request has {} input tokens"
+    server.script = [fake.refuse(400, context.format(size)) for size in (4000, 4050, 4060)]
+    with pytest.raises(ContextLengthError):
+        await client.get_model_response(ASK, SamplingParams(max_tokens=352))
+    assert [body["max_tokens"] for body in server.bodies] == [352, 96]
+
+
 @pytest.mark.parametrize(
     "said",
     [

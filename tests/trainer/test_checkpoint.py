@@ -15,7 +15,7 @@ from rllm.errors import CheckpointError, StorageError
 from rllm.files.atomic import MANIFEST
 from rllm.trainer.backends.base import Saveable
 from rllm.trainer.backends.torch import TorchBackend
-from rllm.trainer.checkpoint import Checkpoints, RunState, load_latest, save_checkpoint
+from rllm.trainer.checkpoint import Checkpoints, RunState, load_latest, ranks_of, save_checkpoint
 
 Make = Callable[..., Any]
 
@@ -87,6 +87,7 @@ def test_several_policies_have_a_directory_each(decoder: Make, backend: Make, tm
 def test_without_a_checkpoint_the_run_is_new(learner: TorchBackend, tmp_path: Path) -> None:
     assert load_latest(tmp_path, {"": learner}) is None
     assert load_latest(tmp_path / "absent", {"": learner}) is None
+    assert ranks_of(tmp_path) == 1
 
 
 def test_the_newest_are_kept_and_the_newest_is_read(learner: TorchBackend, tmp_path: Path) -> None:

@@ -136,7 +136,9 @@ def test_an_asynchronous_run_on_servers_keeps_its_bound(
     changes["inference"]["at_publish"] = at_publish
     letters.make_trainer(tmp_path / "run", changes).train()
     assert max(line["staleness_max"] for line in _lines(tmp_path / "run")) in (1, 2)
-    assert all(0.0 <= line["sampler_idle"] < 1.0 for line in _lines(tmp_path / "run"))
+    idle = [line["sampler_idle"] for line in _lines(tmp_path / "run")]
+    assert 0.0 <= min(idle) <= max(idle) < 1.0
+    assert max(idle) > 0.0
     assert replay(letters.make_trainer(tmp_path / "run", changes)).is_identical
 
 

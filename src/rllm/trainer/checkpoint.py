@@ -248,7 +248,7 @@ def _warn_of_another_order(checkpoint: Path) -> None:
 def ranks_of(root: Path) -> int:
     """The number of ranks that wrote the newest checkpoint; 1 where there is none."""
     checkpoints = _checkpoints(root)
-    return json.loads((checkpoints[-1] / "about.json").read_text()).get("ranks", 1) if checkpoints else 1
+    return json.loads((checkpoints[-1] / "about.json").read_text())["ranks"] if checkpoints else 1
 
 
 def _about(root: Path) -> dict[str, Any]:

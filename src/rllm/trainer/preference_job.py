@@ -56,11 +56,15 @@ class PreferenceJob(SupervisedJob):
             return
         examples = [*self.dataset.train, *(self.measured if self.dataset.is_heldout else ())]
         rows = [row for example in examples for row in example.rows] + self.others + self.measured_others
-        budget = self.config.optimizer.micro_batch_tokens
+        optimizer = self.config.optimizer
+        passes: dict[str, Any] = {
+            "micro_batch_tokens": optimizer.micro_batch_tokens,
+            "logits_mb": optimizer.logits_mb,
+        }
         scores = kept_scores(
             directory.path / REFERENCE_FILE,
             rows,
-            lambda: reference_of(self.policy, micro_batch_tokens=budget),
+            lambda: reference_of(self.policy, **passes),
         )
         for row, score_T in zip(rows, scores, strict=True):
             row.ref_logprobs_T = score_T

@@ -90,9 +90,9 @@ def copy_of(
     policy: PolicyModel,
     adapter: LoraConfig,
     *,
-    micro_batch_tokens: int = 16_384,
-    logits_mb: float = 512.0,
-    ranks: RankGroup = ALONE,
+    micro_batch_tokens: int,
+    logits_mb: float,
+    ranks: RankGroup,
 ) -> ModelScorer:
     """A frozen model like the policy's, which `begin_with` gives the policy's weights.
 
