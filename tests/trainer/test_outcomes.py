@@ -76,6 +76,10 @@ def test_success_and_reward_are_means_over_what_did_not_fail() -> None:
 def test_nothing_played_is_no_division_by_nothing() -> None:
     metrics = metrics_of([], judged())
     assert (metrics["success"], metrics["reward_mean"], metrics["turns_mean"]) == (0.0, 0.0, 0.0)
+    played = episode(1.0, rollout_idx=0)
+    one = metrics_of([played], judged())
+    assert (one["success"], one["reward_mean"]) == (1.0, 1.0)
+    assert one["turns_mean"] == len(played.trajectories[0].steps) > 0
 
 
 def test_with_first_attempts_the_means_are_of_those_alone() -> None:
