@@ -76,6 +76,15 @@ def api() -> Iterator[Api]:
     thread.join()
 
 
+async def test_what_is_left_at_its_default_is_not_sent(api: Api) -> None:
+    client = api.client()
+    async with client.session(("", 0)) as session:
+        await session.respond(HISTORY[:2], SamplingParams(max_tokens=9))
+    await client.close()
+    (body,) = api.bodies
+    assert body.keys() == {"model", "system", "max_tokens", "messages"}
+
+
 async def test_a_conversation_with_tools_is_sent_in_its_form(api: Api) -> None:
     client = api.client()
     async with client.session(("", 0)) as session:
