@@ -194,6 +194,11 @@ def test_a_row_far_from_the_policy_that_sampled_it_is_clipped_whole() -> None:
         assert SURROGATES[name].clipped_M(inputs([row])).tolist() == [True, True]
 
 
+def test_a_ratio_on_a_bound_is_not_clipped() -> None:
+    on_policy = inputs([[(-0.5, -0.5, 1.0), (-0.5, -0.5, -1.0)]])
+    assert not ClippedRatio(clip_low=0.0, clip_high=0.0).clipped_M(on_policy).any()
+
+
 def test_where_nobody_was_paid_nothing_is_masked() -> None:
     for name in ("dppo_tv", "dppo_kl"):
         row = [(-0.1, -2.0, 0.0), (-2.0, -0.1, 0.0)]
