@@ -26,8 +26,8 @@ SHORT = (
     "optimizer.muon_dtype=float32",
     "algorithm.entropy_coef=0.01",
 )
-"""Two steps of imitation and two of reinforcement, whose groups tie: entropy gives the first a gradient. In bfloat16,
-which Muon takes where a machine has it, products of one process and of two are not the same."""
+"""Two steps of imitation and two of reinforcement, whose groups tie: entropy gives the first a gradient. In
+bfloat16, which Muon takes where a machine has it, products of one process and of two are not the same."""
 
 
 def _trained(run: Path, *assignments: str, num_ranks: int) -> dict[str, torch.Tensor]:
