@@ -85,6 +85,26 @@ def test_a_worker_that_is_killed_while_steps_are_played_ahead_loses_nothing(
     require_whole(run, 2)
 
 
+def test_a_run_that_ends_early_lets_workers_go_from_the_steps_ahead_and_reports_with_them(
+    nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    changes = {
+        **ahead(nodes.address, 2),
+        "steps": 9,
+        "warm_start": {"steps": 0},
+        "optimizer": {"learning_rate": 1e-12},
+        "evaluation": {"every_steps": 1, "patience": 2},
+    }
+    trainer = letter_world.make_trainer(run, changes, env_args={"pause_s": 0.3})
+    assert trainer.train().summary["ended_early_after"] == 3
+    lines = [line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"]
+    assert lines[-1]["steps_waiting"] + lines[-1]["steps_under_way"] == 2
+    assert not [each for each in caplog.messages if "has ended" in each], "a worker that did not stop"
+    with EpisodeStore.open(RunDirectory.read(run).store_path, read_only=True) as store:
+        assert len(list(store.episodes("after"))) == 4
+
+
 def test_model_servers_get_new_weights_while_they_answer(nodes: Nodes, tmp_path: Path) -> None:
     run = tmp_path / "run"
     changes = ahead(nodes.address, 1, workers=1, model_servers=1)

@@ -222,8 +222,11 @@ class RayEngine:
 
     async def _stop(self, playing: Playing) -> None:
         """Let nobody play on for a caller who has left; a worker that does not stop is replaced."""
-        for play in playing.values():
-            play.worker.actor.stop.remote(play.number)
+        for task, play in playing.items():
+            if play.has_begun:
+                play.worker.actor.stop.remote(play.number)
+            else:
+                task.cancel()
         _, late = await asyncio.wait(playing, timeout=STOP_S)
         for task, play in playing.items():
             del self._playing[task]

@@ -281,11 +281,13 @@ class Pool:
         ray.kill(worker.actor, no_restart=True)
 
     async def refresh_weights(self) -> None:
-        """Send the weights out, once for all workers, where they have changed since the last time."""
+        """Give all workers the weights, which go into the store where they have changed since the last
+        time."""
         async with self._giving:
             started_s = time.perf_counter()
             broadcast = await asyncio.to_thread(self._newer_weights)
             if broadcast is None:
+                await self._load(self.holders)
                 return
             self.broadcast = broadcast
             holders = self.holders
@@ -301,7 +303,7 @@ class Pool:
             if (state, versions) == (latest.state, latest.policy_versions):
                 return None
             block_B = pack(models)
-        latest.ref = None  # the store may drop the weights before
+        latest.ref = None  # the store may drop the weights before; without room even so, a later call tries
         return Broadcast(
             number=latest.number + 1,
             state=state,
@@ -311,10 +313,9 @@ class Pool:
         )
 
     async def give_weights(self) -> None:
-        """The last broadcast, to those that have others."""
-        if any(each.serves != self.broadcast.number for each in self.holders):
-            async with self._giving:
-                await self._load(self.holders)
+        """The last weights, to those that have others; further ones may begin meanwhile."""
+        while any(each.serves != self.broadcast.number for each in self.holders):
+            await self.refresh_weights()
 
     async def _load(self, workers: list[ClusterWorker]) -> None:
         broadcast = self.broadcast

@@ -16,6 +16,7 @@ from rllm.inference.token_session import TokenSession
 from rllm.integrations.ray.answers import WorkerEnded, answer
 from rllm.rendering.chat import ChatRenderer
 from rllm.types.messages import ModelOutput, SamplingParams
+from rllm.types.sample import NOT_SAMPLED
 
 OnPiece = Callable[[TokenPiece], None]
 
@@ -89,6 +90,7 @@ class RemoteClient(ModelClient):
                 f"The prompt has {len(prompt_ids)} tokens and the context holds {self.max_context}, so no "
                 "token fits behind it; raise `inference.max_context` or end the conversation earlier."
             )
+        expected = self.policy_version  # a lease of a later step may begin before the answer is here
         while True:
             name, actor = await self.servers.pick(self.preference)
             try:
@@ -98,7 +100,7 @@ class RemoteClient(ModelClient):
                 break
             except WorkerEnded:
                 self.servers.lose(name)
-        expected, versions = self.policy_version, {*output.policy_versions}
+        versions = {*output.policy_versions} - {NOT_SAMPLED}
         if any(each < expected or (each > expected and not self.servers.follow) for each in versions):
             raise InferenceError(
                 f"{name} answered with the versions {sorted(versions)} of {self.policy}, and the lease is "
