@@ -221,13 +221,20 @@ def _living(tree: ast.Module) -> Iterator[Any]:
 def _decides_nothing(node: ast.AST) -> bool:
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
         return True
-    if isinstance(node, ast.keyword) and node.arg in IGNORED_KEYWORDS:
+    if isinstance(node, ast.keyword) and (
+        node.arg in IGNORED_KEYWORDS or (_is_time(node.arg) and isinstance(node.value, ast.Constant))
+    ):
         return True
     if isinstance(node, ast.Assign) and _is_limit(node):
         return True
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and all(map(_is_constant, node.body)):
         return True  # a protocol's, which nobody runs
     return isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
+
+
+def _is_time(name: str | None) -> bool:
+    """`timeout_s=600.0`: a number that is chosen, as that of a constant is."""
+    return name is not None and name.endswith("_s")
 
 
 def _is_constant(node: ast.stmt) -> bool:

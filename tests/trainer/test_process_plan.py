@@ -50,6 +50,7 @@ def test_a_cluster_has_workers_and_a_head_whose_ports_are_those_of_its_address()
         if each.name == "rollout worker"
     ]
     assert "12" in str(workers)
+    assert workers.facts().items() >= {"name": "rollout worker", "number": 12, "cores": 2}.items()
     assert on_ray["Ray head"][2].startswith("10.0.0.1:6380; ")
     assert "6379" in planned({"cluster": {"kind": "ray", "address": "auto"}})["Ray head"][2]
     started_here = planned({"cluster": SERVERS, "inference": {"lockstep": False}})

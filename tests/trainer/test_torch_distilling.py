@@ -15,6 +15,7 @@ from rllm.config.optimizer import OptimizerConfig
 from rllm.models.batching import micro_batches
 from rllm.models.packing import WeightedRow
 from rllm.trainer.backends.torch_distilling import DistillingBackend
+from rllm.trainer.token_trace import TokenTrace
 from rllm.types.sample import TrainingSample
 
 Make = Callable[..., Any]
@@ -62,6 +63,25 @@ def test_its_gradient_is_that_of_all_logits_at_a_time(
     torch.testing.assert_close(found, _gradient(student), atol=1e-10, rtol=1e-8)
     assert metrics["teacher_divergence"] == pytest.approx(divergence.item(), abs=1e-8)
     assert all(each.grad is None for each in teacher.parameters())
+
+
+def test_entropies_are_looked_at_where_whole_distributions_are_compared(
+    decoder: Make, batch: list[TrainingSample]
+) -> None:
+    rows, traces = _taught(batch), list[TokenTrace]()
+    for entropy_coef in (0.0, 0.1):
+        learner = _backend(decoder(2), decoder(4, seed=9))
+        learner.trace = TokenTrace()
+        surrogate = WholeVocabulary(divergence="jsd", beta=0.5)
+        metrics = learner.update(rows, PolicyLoss(surrogate=surrogate, entropy_coef=entropy_coef), 0.0)
+        assert metrics["entropy"] > 0.0
+        traces.append(learner.trace)
+    looked_at, in_the_loss = traces
+    assert looked_at.rows.keys() == in_the_loss.rows.keys()
+    assert len(looked_at.rows) > 10
+    for key, (_, entropy_T) in looked_at.rows.items():
+        assert entropy_T == pytest.approx(in_the_loss.rows[key][1], nan_ok=True)
+        assert np.isfinite(entropy_T).any()
 
 
 def test_for_other_losses_it_is_like_any_backend(
