@@ -612,3 +612,12 @@ def test_a_prompt_that_opens_the_reasoning_makes_answers_begin_with_it(toy: Toy)
     assert renderer.tool_format is not None
     assert renderer.tool_format.parse("idea\n</think>\n\nUp") == ParsedAnswer(content="Up", reasoning="idea")
     assert renderer.plain_format.parse("idea\n</think>\n\nUp") == ParsedAnswer(content="Up", reasoning="idea")
+
+
+def test_a_template_that_refuses_calls_is_quoted(toy: Toy) -> None:
+    refusing = "{% if m.tool_calls %}{{ raise_exception('calls-are-not-for-me') }}{% endif %}"
+    template = toy("qwen").template_text
+    loop = "{% for m in messages %}"
+    assert loop in template
+    with pytest.raises(ConfigError, match="calls-are-not-for-me"):
+        required_tool_format(toy(template.replace(loop, loop + refusing)))
