@@ -621,3 +621,8 @@ def test_a_template_that_refuses_calls_is_quoted(toy: Toy) -> None:
     assert loop in template
     with pytest.raises(ConfigError, match="calls-are-not-for-me"):
         required_tool_format(toy(template.replace(loop, loop + refusing)))
+
+
+def test_an_answer_is_handed_on_with_its_first_piece() -> None:
+    for answer_stream in (HERMES.stream(), PlainFormat().stream()):
+        assert "".join(event.text for event in answer_stream.feed("Hello there")) == "Hello there"
