@@ -13,12 +13,16 @@ import torch
 from rllm.config.cluster import ClusterConfig
 from rllm.config.schedule import ScheduleConfig
 from rllm.config.schema import TrainConfig
+from rllm.engine.attempts import EpisodeCounts
 from rllm.errors import ClusterError, InferenceError
 from rllm.integrations.ray.engine import RayEngine
 from rllm.integrations.ray.pool import Broadcast, ClusterWorker, Pool
 from rllm.integrations.ray.remote import RemoteClient, Servers
 from rllm.integrations.ray.weights import weight_state
+from rllm.integrations.ray.worker import PlayedLease
+from rllm.store.encoding import encode_episode
 from rllm.trainer.cluster import RolloutJob
+from rllm.types.episode import Episode, Outcome
 from rllm.types.messages import ModelOutput, SamplingParams
 from rllm.types.sample import NOT_SAMPLED
 
@@ -30,6 +34,12 @@ def actor(**methods: Callable[..., Any]) -> Any:
         return SimpleNamespace(remote=lambda *args: asyncio.ensure_future(method(*args)))
 
     return SimpleNamespace(**{name: remote(method) for name, method in methods.items()})
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30.0):
+        while not holds():
+            await asyncio.sleep(0.001)
 
 
 def ready(name: str, its_actor: Any, *, serves: int, is_server: bool = False) -> ClusterWorker:
@@ -90,10 +100,11 @@ async def test_tokens_that_a_grammar_forced_are_of_no_weights_and_refuse_no_answ
 
 async def test_workers_are_sent_to_no_server_that_has_begun_and_has_no_weights_yet() -> None:
     """It begins while others are given theirs, and another step takes it in."""
-    loaded, strangers, begun = set[str](), set[str](), asyncio.Event()
+    asked, loaded, strangers, begun = set[str](), set[str](), set[str](), asyncio.Event()
 
     def server(name: str, wait: Callable[[], Any]) -> Any:
         async def load(versions: Mapping[str, int], ref: Any) -> None:
+            asked.add(name)
             await wait()
             loaded.add(name)
 
@@ -118,12 +129,12 @@ async def test_workers_are_sent_to_no_server_that_has_begun_and_has_no_weights_y
     player = ready("worker-0", actor(use_servers=use_servers), serves=0)
     pool = pool_of(first, player, model_servers=2)
     one_step = asyncio.ensure_future(pool.settle_starts())
-    await asyncio.sleep(0.01)
+    await until(lambda: "server-0" in asked)
     late.starting = asyncio.ensure_future(machine())
     await late.starting
     pool.members.append(late)
     another_step = asyncio.ensure_future(pool.settle_starts())
-    await asyncio.sleep(0.01)
+    await until(lambda: late.starting is None)
     begun.set()
     await asyncio.gather(one_step, another_step)
     assert loaded == {"server-0", "server-1"} == {*player.knows}
@@ -180,8 +191,7 @@ async def test_a_lease_that_no_worker_has_yet_is_sent_to_none_once_its_caller_ha
     pool = pool_of(worker)
     engine = RayEngine(pool, lambda group_size: 4)
     caller = asyncio.ensure_future(anext(engine.run([{"task_id": "a"}])))
-    await asyncio.sleep(0.01)
-    assert worker.num_leases == 1
+    await until(lambda: worker.num_leases == 1)
     caller.cancel()
     await asyncio.sleep(0.01)
     free.set()
@@ -191,6 +201,51 @@ async def test_a_lease_that_no_worker_has_yet_is_sent_to_none_once_its_caller_ha
     assert pool.members == [worker]
     assert worker.num_leases == 0
     engine.counts.check()
+
+
+async def test_a_worker_is_busy_while_it_has_a_lease_however_many_it_has_and_until_when(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, ended = 0.0, dict[str, asyncio.Event]()
+    clock = SimpleNamespace(perf_counter=lambda: now_s, monotonic=lambda: now_s)
+    for module in ("engine", "pool"):
+        monkeypatch.setattr(f"rllm.integrations.ray.{module}.time", clock)
+    monkeypatch.setattr(Pool, "refill", lambda pool: None)
+
+    async def num_turns() -> int:
+        return 0
+
+    async def play(number: int, tasks: list[Any], call: Any) -> PlayedLease:
+        began_s, task_id = now_s, tasks[0]["task_id"]
+        ended[task_id] = asyncio.Event()
+        await ended[task_id].wait()
+        row, _ = encode_episode(Episode(task_id=task_id, outcome=Outcome.SCORED))
+        counts = EpisodeCounts(by_outcome={Outcome.SCORED: 1})
+        return PlayedLease(episodes=[(tuple(row), [])], counts=counts, busy_s=now_s - began_s, num_tokens=10)
+
+    engine = RayEngine(
+        pool_of(ready("worker-0", actor(num_turns=num_turns, play=play), serves=1)), lambda group_size: 4
+    )
+
+    def step(task_id: str) -> "asyncio.Future[Episode]":
+        return asyncio.ensure_future(anext(engine.run([{"task_id": task_id}])))
+
+    steps = [step("a"), step("b")]
+    await until(lambda: len(ended) == 2)
+    now_s = 10.0
+    for task_id in "ab":
+        ended[task_id].set()
+    await asyncio.gather(*steps)
+    now_s = 20.0
+    assert engine.metrics()["cluster.worker-0.idle_share"] == 0.5
+    slow = step("c")
+    await until(lambda: "c" in ended)
+    now_s = 30.0
+    assert engine.metrics()["cluster.worker-0.idle_share"] == 0.0
+    now_s = 40.0
+    assert engine.metrics()["cluster.worker-0.idle_share"] == 0.0
+    ended["c"].set()
+    await slow
 
 
 def _no_cluster() -> Any:

@@ -137,14 +137,15 @@ class RayEngine:
         now = time.perf_counter()
         spent_s, self._since_s = now - self._since_s, now
         pool, values = self._pool, dict[str, float | str]()
-        played = [each for each in pool.ready if each.busy_s]
+        played = [each for each in pool.ready if each.lease_s]
         if played:
-            values["cluster.slowest"] = min(played, key=lambda each: each.num_tokens / each.busy_s).name
+            values["cluster.slowest"] = min(played, key=lambda each: each.num_tokens / each.lease_s).name
         for worker in pool.ready:
+            worker.note_time()
             share = min(1.0, worker.busy_s / spent_s)
             values[f"cluster.{worker.name}.tokens_per_s"] = worker.num_tokens / spent_s
             values[f"cluster.{worker.name}.idle_share"] = 1.0 - share
-            worker.busy_s, worker.num_tokens = 0.0, 0
+            worker.busy_s, worker.lease_s, worker.num_tokens = 0.0, 0.0, 0
         if pool.job.config.cluster.model_servers:
             values |= {"cluster.servers": len(pool.servers), "cluster.servers_lost": pool.num_servers_lost}
         return values | {
@@ -165,7 +166,7 @@ class RayEngine:
                 return
             self._num_plays += 1
             play = Play(number=self._num_plays, worker=worker, lease=lease)
-            worker.num_leases += 1
+            worker.begin_lease()
             task = asyncio.ensure_future(_play(play, call))
             task.add_done_callback(partial(_note_end, worker))
             self._playing[task] = playing[task] = play
@@ -186,7 +187,7 @@ class RayEngine:
                 leases.give_back(lease, ended if play.has_begun else "")
                 continue
             leases.finish(lease, len(played.episodes))
-            worker.busy_s += played.busy_s
+            worker.lease_s += played.busy_s
             worker.num_tokens += played.num_tokens
             returned.append((lease, played))
         return returned
@@ -258,9 +259,7 @@ async def _play(play: Play, call: LeaseSettings) -> PlayedLease:
 
 def _note_end(worker: ClusterWorker, task: "asyncio.Task[PlayedLease]") -> None:
     """Before anybody who waits for the lease goes on."""
-    worker.num_leases -= 1
-    if not worker.num_leases:
-        worker.num_turns = 0
+    worker.end_lease()
 
 
 def _named(task: Any, place: int) -> Any:

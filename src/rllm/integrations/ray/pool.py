@@ -62,9 +62,31 @@ class ClusterWorker:
     num_leases: int = 0
     """The number of leases that it plays."""
     busy_s: float = 0.0
+    """In which it played any, up to `noted_s`."""
+    noted_s: float = 0.0
+    lease_s: float = 0.0
+    """The time that leases took which it has returned: of those that it plays together, their sum."""
     num_tokens: int = 0
+    """Sampled in these."""
     num_turns: int = 0
     """The number of turns of the leases that it plays."""
+
+    def begin_lease(self) -> None:
+        self.note_time()
+        self.num_leases += 1
+
+    def end_lease(self) -> None:
+        self.note_time()
+        self.num_leases -= 1
+        if not self.num_leases:
+            self.num_turns = 0
+
+    def note_time(self) -> None:
+        """Bring `busy_s` up to now."""
+        now_s = time.perf_counter()
+        if self.num_leases:
+            self.busy_s += now_s - self.noted_s
+        self.noted_s = now_s
 
 
 @dataclass(kw_only=True, slots=True)
