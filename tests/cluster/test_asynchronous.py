@@ -112,6 +112,20 @@ def test_model_servers_get_new_weights_while_they_answer(nodes: Nodes, tmp_path:
     assert any(len({*each}) > 1 for each in require_whole(run, 1))
 
 
+def test_a_model_server_that_is_killed_while_steps_are_played_ahead_loses_nothing(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    run, flag = tmp_path / "run", tmp_path / "flag"
+    changes = ahead(nodes.address, 2, workers=1, model_servers=1)
+    env_class, env_args = letter_world.ServerKillingEnv, {"flag": str(flag)}
+    letter_world.make_trainer(run, changes, env_class=env_class, env_args=env_args).train()
+    assert not psutil.pid_exists(int(flag.read_text()))
+    require_whole(run, 2)
+    *_, last = (line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train")
+    assert last["cluster.servers_lost"] == 1
+    assert last["cluster.workers_lost"] == 0
+
+
 def test_further_rounds_of_a_step_are_played_while_another_is_learned_from(
     nodes: Nodes, tmp_path: Path
 ) -> None:
