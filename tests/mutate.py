@@ -54,7 +54,7 @@ ROOMS = {
 """Room -> what is mutated. Files and locks are tested by what keeps runs."""
 FURTHER_TESTS = {
     "engine": ("tests/workflows/test_built_in_workflows.py",),
-    "inference": ("tests/models/test_attention_wishes.py",),
+    "inference": ("tests/models/test_attention_wishes.py", "tests/vision/test_vision_models.py"),
     "rendering": ("tests/data/test_chat.py",),
     "trainer": (
         "tests/cli/test_distill_command.py",
@@ -244,8 +244,8 @@ def _is_constant(node: ast.stmt) -> bool:
 
 def _is_limit(node: ast.Assign) -> bool:
     """`MAX_FRAMES = 12`, `MAX_BYTES = 1 << 20` or `WITHIN_S = 30.0`: nothing but numbers and constants."""
-    names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-    parts = (ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+    names = [each.id for target in node.targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+    parts = (ast.Constant, ast.Name, ast.Tuple, ast.Load, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
     return any(map(_LIMIT.fullmatch, names)) and all(isinstance(each, parts) for each in ast.walk(node.value))
 
 
