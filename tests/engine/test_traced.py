@@ -207,6 +207,8 @@ async def test_a_program_may_say_how_it_ended(way: str, reason: TerminationReaso
     assert episode.outcome is outcome
     assert episode.trajectories[0].outcome is outcome
     assert (episode.trajectories[0].reward is None) == (outcome is Outcome.POLICY_FAILURE)
+    assert episode.is_correct == (outcome is Outcome.SCORED)
+    assert 0.0 <= episode.metrics["program_s"] < 60.0
 
 
 async def test_the_evaluator_gets_the_row_and_pays_where_nobody_did() -> None:
