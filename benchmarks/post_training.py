@@ -1,4 +1,4 @@
-"""docs/algorithms.md's second table: SFT, then DPO; and a small student beside its teacher. On FrozenLake.
+"""SFT, then DPO (docs/algorithms.md); a small student beside its teacher (docs/distill.md). On FrozenLake.
 
     imitator ──► a few steps of RL, stored ──► SFT on what succeeded ──► its own play ──► DPO: success
                                                       └──────────────────────────────────► against failure
