@@ -248,5 +248,45 @@ async def test_a_worker_is_busy_while_it_has_a_lease_however_many_it_has_and_unt
     await slow
 
 
+async def test_what_the_trainer_waits_for_goes_out_before_the_steps_that_are_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A further round of the step that is learned from next, and an evaluation, when a place is free."""
+    monkeypatch.setattr(Pool, "refill", lambda pool: None)
+    begun, may_end = list[str](), dict[str, asyncio.Event]()
+
+    async def num_turns() -> int:
+        return 0
+
+    async def play(number: int, tasks: list[Any], call: Any) -> PlayedLease:
+        task_id = tasks[0]["task_id"]
+        begun.append(task_id)
+        await may_end.setdefault(task_id, asyncio.Event()).wait()
+        row, _ = encode_episode(Episode(task_id=task_id, outcome=Outcome.SCORED))
+        counts = EpisodeCounts(by_outcome={Outcome.SCORED: 1})
+        return PlayedLease(episodes=[(tuple(row), [])], counts=counts, busy_s=1.0, num_tokens=10)
+
+    worker = ready("worker-0", actor(num_turns=num_turns, play=play), serves=1)
+    engine = RayEngine(pool_of(worker), lambda group_size: 1)
+
+    async def episodes(purpose: str, *task_ids: str) -> list[str]:
+        run = engine.run([{"task_id": each} for each in task_ids], purpose=purpose)
+        return [each.task_id async for each in run]
+
+    runs = [asyncio.ensure_future(episodes("train/5", "a", "b", "c", "d"))]
+    await until(lambda: begun == ["a", "b"])  # as many as the worker has places
+    for purpose, task_id in (("train/4", "round"), ("validation", "evaluation")):
+        runs.append(asyncio.ensure_future(episodes(purpose, task_id)))
+        await asyncio.sleep(0.01)
+    for task_id in "ab":
+        may_end.setdefault(task_id, asyncio.Event()).set()
+        await until(lambda: len(begun) > 2 + "ab".index(task_id))  # noqa: B023
+    for task_id in ("evaluation", "round", "c", "d"):
+        may_end.setdefault(task_id, asyncio.Event()).set()
+    assert await asyncio.gather(*runs) == [["a", "b", "c", "d"], ["round"], ["evaluation"]]
+    assert begun == ["a", "b", "evaluation", "round", "c", "d"]
+    engine.counts.check()
+
+
 def _no_cluster() -> Any:
     return SimpleNamespace(kill=lambda its_actor, no_restart: None, nodes=list)

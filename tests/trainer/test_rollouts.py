@@ -1,4 +1,4 @@
-from rllm.trainer.rollouts import Rollouts
+from rllm.trainer.rollouts import Rollouts, step_of
 from rllm.types.episode import Episode, Step, Trajectory
 
 
@@ -10,6 +10,11 @@ def test_turns_whose_tool_calls_could_not_be_read_are_counted() -> None:
     ]
     assert Rollouts(episodes=episodes).metrics()["unparsed_tool_markup"] == 2
     assert Rollouts().metrics()["unparsed_tool_markup"] == 0
+
+
+def test_episodes_say_which_step_they_are_for() -> None:
+    purposes = ("train/7", "train/7/greedy", "validation", "report/before", "train", "")
+    assert [step_of(each) for each in purposes] == [7, 7, -1, -1, -1, -1]
 
 
 def test_the_share_of_grading_is_of_all_that_episodes_took() -> None:

@@ -100,6 +100,14 @@ async def sample_step(
     return rollouts
 
 
+def step_of(purpose: str) -> int:
+    """The step that episodes are sampled for, whose `purpose` begins with `train/STEP`; -1 for what is played
+    between steps, which the trainer waits for."""
+    phase, _, rest = purpose.partition("/")
+    step = rest.partition("/")[0]
+    return int(step) if phase == "train" and step.isdecimal() else -1
+
+
 def max_rounds(config: TrainConfig) -> int:
     """Rounds that a step may take at most."""
     return config.filters.max_rounds if config.filters.dynamic else 1

@@ -9,6 +9,7 @@ Counts are those of leases that came back: what a lost worker had played of its 
 """
 
 import asyncio
+import bisect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from rllm.integrations.ray.pool import ClusterWorker, Pool, require_room
 from rllm.integrations.ray.worker import LeaseSettings, PlayedLease
 from rllm.store.encoding import EpisodeRow, StepRow, decode_episode
 from rllm.trainer.cluster import RolloutJob
+from rllm.trainer.rollouts import step_of
 from rllm.types.episode import Episode, Outcome
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, Task, task_id_of
@@ -57,8 +59,8 @@ class RayEngine:
         """`tasks_per_lease`: how many tasks a worker plays together, by the attempts at each."""
         self._pool, self._tasks_per_lease = pool, tasks_per_lease
         self._counts = EpisodeCounts()
-        self._waves: list[Leases] = []
-        """Those that are being played, the first to come first."""
+        self._waves: list[tuple[int, Leases]] = []
+        """Those that are being played, each with its step: what the trainer waits for comes first."""
         self._playing: Playing = {}
         """The leases that are out, of all waves."""
         self._num_plays = 0
@@ -97,7 +99,8 @@ class RayEngine:
         self._counts.submitted += unsettled
         self._counts.in_flight += unsettled
         playing: Playing = {}
-        self._waves.append(leases)
+        wave = step_of(purpose), leases
+        bisect.insort(self._waves, wave, key=lambda each: each[0])
         call = LeaseSettings(
             group_size=group_size,
             purpose=purpose,
@@ -114,7 +117,7 @@ class RayEngine:
                     for row, steps in played.episodes:
                         yield decode_episode(EpisodeRow(*row), (StepRow(*step) for step in steps))
         finally:
-            self._waves.remove(leases)
+            self._waves.remove(wave)
             self._counts.settle(Outcome.CANCELLED, unsettled)
             if playing:
                 await self._stop(playing)
@@ -157,11 +160,11 @@ class RayEngine:
         }
 
     async def _hand_out(self, leases: Leases, playing: Playing, call: LeaseSettings) -> None:
-        """A lease to each worker that has none; waves that came before are handed out first."""
+        """A lease to each worker that has none; those of earlier steps are handed out first."""
         self._pool.refill()
         await self._pool.settle_starts()
         while (worker := self._pool.next_worker()) is not None:
-            first_wave = next((each for each in self._waves if each.have_waiting), None)
+            first_wave = next((each for _, each in self._waves if each.have_waiting), None)
             if first_wave is not leases or (lease := leases.take()) is None:
                 return
             self._num_plays += 1
