@@ -165,14 +165,14 @@ def success(summary: dict[str, Any]) -> dict[str, Any]:
 def jobs(labels: Sequence[str], names: Sequence[str], *, trl: bool) -> Iterator[tuple[str, str, int]]:
     """(study, variant, seed): the main ones seed by seed, then the others, then ours beside TRL's, so that
     what was stopped can be compared."""
-    wanted = {*names, TRL} if trl and OURS in names else {*names}
+    variant_names = {*names, TRL} if trl and OURS in names else {*names}
     turns = [[name for name, each in VARIANTS.items() if each.seeds == num] for num in (MAIN, MORE)]
     for turn in (*turns, [OURS, TRL]):
         for place, seed in enumerate(SEEDS):
             for label in labels:
                 num_seeds = seeds_of(label)
                 for name in turn:
-                    if name in wanted and place < num_seeds.get(name, 0):
+                    if name in variant_names and place < num_seeds.get(name, 0):
                         yield label, name, seed
 
 

@@ -112,11 +112,11 @@ def _stale(label: str, study: Mapping[str, Any]) -> str:
 
 def _missing(label: str, runs: Mapping[str, Any]) -> list[str]:
     """What `make algorithms` has yet to run."""
-    wanted = seeds_of(label)
-    never = [name for name in wanted if not runs.get(name)]
+    seeds_by_variant = seeds_of(label)
+    never = [name for name in seeds_by_variant if not runs.get(name)]
     fewer = [
         f"{name} ({len(runs[name])} of {num_seeds} seeds)"
-        for name, num_seeds in wanted.items()
+        for name, num_seeds in seeds_by_variant.items()
         if runs.get(name) and len(runs[name]) < num_seeds
     ]
     lines = [f"Not run: {'; '.join(never)}."] if never else []
