@@ -14,6 +14,7 @@ from rllm.errors import AgentError, ConfigError, CountError, InferenceError, Rew
 from rllm.inference.scripted import ScriptedAnswer, ScriptedClient
 from rllm.types.episode import Episode, Outcome, TerminationReason
 from rllm.types.messages import SamplingParams
+from rllm.types.task import Task
 
 Env = type[Any]
 Agent = type[Any]
@@ -41,6 +42,15 @@ def _told(episode: Episode) -> Any:
         for step in trajectory.steps
     ]
     return episode.id, episode.outcome, episode.termination_reason, trajectory.reward, steps
+
+
+async def test_tasks_of_programs_are_played_as_their_rows(agent_class: Agent, env_class: Env) -> None:
+    client = ScriptedClient(lambda messages: "go")
+    engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=client)
+    tasks = [Task(id=f"task-{turns}", metadata={"turns": turns}) for turns in (1, 2)]
+    episodes = sorted([each async for each in engine.run(tasks)], key=lambda each: each.task_id)
+    assert [each.task_id for each in episodes] == ["task-1", "task-2"]
+    assert [len(each.trajectories[0].steps) for each in episodes] == [1, 2]
 
 
 async def test_each_task_is_attempted_group_size_times(agent_class: Agent, env_class: Env) -> None:

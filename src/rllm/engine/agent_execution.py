@@ -38,7 +38,7 @@ from rllm.errors import ConfigError
 from rllm.inference.client import ModelClient, ModelSession
 from rllm.types.episode import Episode, Outcome, Trajectory
 from rllm.types.messages import SamplingParams
-from rllm.types.task import EpisodeId, task_id_of
+from rllm.types.task import EpisodeId, row_of, task_id_of
 
 
 class AgentExecutionEngine:
@@ -178,7 +178,8 @@ class AgentExecutionEngine:
         """
         many = self.oversampling if oversampling is None else oversampling
         require_tasks(tasks)
-        pending = attempts_at(tasks, group_size, many, skip)
+        rows: list[Mapping[str, Any]] = [row_of(each) for each in tasks]
+        pending = attempts_at(rows, group_size, many, skip)
         run = _Run(self, pending, purpose, sampling or self.sampling, group_size if many > 1.0 else 0)
         try:
             with LoopWatchdog(known_places=self._blocking_places):

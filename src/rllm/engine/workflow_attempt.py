@@ -32,7 +32,7 @@ from rllm.types.budget import BudgetExceeded, TokenBudget
 from rllm.types.episode import Episode, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
 from rllm.types.judgements import finite_number
 from rllm.types.messages import SamplingParams
-from rllm.types.task import EpisodeId, Task
+from rllm.types.task import EpisodeId, Task, row_of
 from rllm.workflows.workers import (
     WorkerRunner,
     require_workers,
@@ -121,7 +121,7 @@ class WorkflowAttempt:
         self.identity = identity
         self.vitals = vitals
         self.deadline_at = deadline_at
-        self.task = copy_of(task.to_row() if isinstance(task, Task) else dict(task))
+        self.task = copy_of(row_of(task))
         self.rollout_engine = RolloutEngine(
             settings.clients if clients is None else clients,
             key=(settings.seed, purpose, identity.task_id, identity.attempt),

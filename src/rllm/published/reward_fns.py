@@ -15,7 +15,7 @@ from rllm.rewards.extraction import last_assistant_text
 from rllm.rewards.graders import grader_named
 from rllm.types.episode import Episode
 from rllm.types.evaluation import EvalOutput
-from rllm.types.task import Task
+from rllm.types.task import Task, row_of
 
 SYSTEM_PROMPT = "Think about the question step by step, then end with the answer alone inside \\boxed{}."
 _GOLD_FIELDS = (
@@ -31,7 +31,7 @@ def extract_answer_text(episode: Episode) -> str:
 
 def _evaluate(grader: str, task: Task | Mapping[str, Any], episode: Episode) -> EvalOutput:
     """The verdict of the grader of that name."""
-    row = dict(task.to_row() if isinstance(task, Task) else task)
+    row = row_of(task)
     if not any(row.get(name) is not None for name in _GOLD_FIELDS) and "grading" not in row:
         return EvalOutput(reward=0.0, is_correct=False, metadata={"reason": "no_ground_truth"})
     return GraderEvaluator(grader_named(grader)).evaluate(row, episode)

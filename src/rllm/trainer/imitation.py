@@ -20,7 +20,7 @@ from rllm.trainer.agents import Player
 from rllm.trainer.warm_start import Demonstrate
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Episode, Outcome
-from rllm.types.task import Task, task_id_of
+from rllm.types.task import Task, row_of, task_id_of
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def _answers(
     config: TrainConfig, demonstrate: Demonstrate, task: Task | Mapping[str, Any], position: int
 ) -> list[str]:
     rng = np.random.default_rng(draw_seed(config.seed, "expert", position))
-    row = task.to_row() if isinstance(task, Task) else dict(task)
+    row = row_of(task)
     answers = [answer for _, answer in demonstrate(row, config.warm_start.noise, rng)]
     return [answer if isinstance(answer, str) else message_text(answer) for answer in answers]
 

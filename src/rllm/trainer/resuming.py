@@ -15,7 +15,7 @@ from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics, truncate_after
 from rllm.trainer.checkpoint import RunState, remove_old
-from rllm.types.task import Task
+from rllm.types.task import Task, row_of
 
 PHASES = ("untrained", "warm_start", "before", "train", "after")
 """In the order of a run."""
@@ -111,7 +111,7 @@ def _fingerprint(tasks: Sequence[Task | Mapping[str, Any]]) -> str:
     every = max(1, len(tasks) // 1_000)
     digest = hashlib.sha256(str(len(tasks)).encode())
     for task in tasks[::every]:
-        row = task.to_row() if isinstance(task, Task) else dict(task)
+        row = row_of(task)
         digest.update(json.dumps(row, sort_keys=True, default=_kind).encode())
     return digest.hexdigest()
 

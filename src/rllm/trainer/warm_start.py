@@ -23,7 +23,7 @@ from rllm.types.draws import draw_seed
 from rllm.types.episode import Step, Trajectory
 from rllm.types.messages import Message, ModelOutput
 from rllm.types.sample import TrainingSample
-from rllm.types.task import Task, task_id_of
+from rllm.types.task import Task, row_of, task_id_of
 
 Turns = Sequence[tuple[Any, str | Message]]
 """(observation, answer) turn by turn; an answer is text, or an assistant message that makes calls."""
@@ -65,7 +65,7 @@ def demonstration_samples(
 
     def turns_at(position: int) -> Turns:
         task, rng = tasks[position], np.random.default_rng(draw_seed(*key, position, "demonstration"))
-        return demonstrate(task.to_row() if isinstance(task, Task) else dict(task), noise, rng)
+        return demonstrate(row_of(task), noise, rng)
 
     positions = ranks.share(range(len(tasks)))
     if num_experts == 1:
@@ -129,7 +129,7 @@ def role_demonstration_samples(
     for position in ranks.share(range(len(tasks))):
         task = tasks[position]
         rng = np.random.default_rng(draw_seed(*key, position, "demonstration"))
-        row = task.to_row() if isinstance(task, Task) else dict(task)
+        row = row_of(task)
         for index, (role, turns) in enumerate(demonstrate(row, noise, rng)):
             steps = _role_steps(turns, *voice_of(role))
             trajectory = Trajectory(name=role, steps=steps)

@@ -74,6 +74,11 @@ class AgentConfig:
         return "EMPTY"
 
 
+def row_of(task: Task | Mapping[str, Any]) -> dict[str, Any]:
+    """A task as a row: the same for programs, whose tasks are objects, and for agents and workflows."""
+    return task.to_row() if isinstance(task, Task) else dict(task)
+
+
 def task_id_of(task: Task | Mapping[str, Any], position: int) -> str:
     """The id of a task; a mapping without `task_id` is named by its position in the dataset."""
     return task.id if isinstance(task, Task) else str(task.get("task_id", position))
