@@ -35,7 +35,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         site: ImageServer = self.server.site
-        site.asked.append((self.headers["Host"], self.path))
+        site.requests.append((self.headers["Host"], self.path))
         path, _, query = self.path.partition("?")
         name = path.strip("/")
         if name in site.files:
@@ -146,7 +146,7 @@ class ImageServer:
     files: dict[str, bytes] = field(default_factory=dict)
     names: dict[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     """Answers of the resolver, one after another; the last one again and again."""
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
     connected: list[tuple[str, int]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     tls: ssl.SSLContext | None = None

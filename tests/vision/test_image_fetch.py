@@ -59,9 +59,9 @@ def test_an_image_at_an_address_stands_in_its_message_in_every_form(server: Imag
     assert message["content"][0]["image_url"]["detail"] == "low"
     assert (message["content"][3], other) == (parts[3], words)
     assert parts[1]["image_url"] == URL, "what was asked is not changed"
-    assert server.asked == [(HOST, "/a.png")], "in one conversation an address is one image"
+    assert server.requests == [(HOST, "/a.png")], "in one conversation an address is one image"
     fetcher.inline([_shows(URL)], "another")
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_no_other_host_is_asked_or_even_resolved(server: ImageServer, url: str, 
     with pytest.raises(ConfigError) as caught:
         ImageFetcher([HOST], network=server.network).inline([_shows(url)])
     assert reason in str(caught.value)
-    assert (server.asked, server.connected) == ([], [])
+    assert (server.requests, server.connected) == ([], [])
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://images.example.org/a.png", "/etc/passwd"])
@@ -93,7 +93,7 @@ def test_what_is_no_address_of_the_web_stays_and_is_refused_where_it_is_read(
     (message,) = ImageFetcher([HOST], network=server.network).inline([_shows(url)])
     with pytest.raises(ConfigError):
         image_of(source_of(message["content"][0]))
-    assert server.asked == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_redirect_is_looked_at_like_an_address(server: ImageServer) -> None:
     assert fetcher.fetch(f"http://{HOST}/to?/a.png").data == server.picture
     assert fetcher.fetch(f"http://{HOST}/to?http://cdn.example.org:8443/a.png").data == server.picture
     assert server.connected[-1] == (PUBLIC, 8443)
-    num_asked = len(server.asked)
+    num_requests = len(server.requests)
     for target in (
         "http://127.0.0.1/a.png",
         "http://localhost:8080/",
@@ -140,7 +140,7 @@ def test_a_redirect_is_looked_at_like_an_address(server: ImageServer) -> None:
     ):
         with pytest.raises(ConfigError):
             fetcher.fetch(f"http://{HOST}/to?{target}")
-    assert len(server.asked) == num_asked + 8, "each was asked for once, and what it leads to was not"
+    assert len(server.requests) == num_requests + 8, "each was asked for once, and what it leads to was not"
     with pytest.raises(ConfigError, match=str(MAX_REDIRECTS)):
         fetcher.fetch(f"http://{HOST}/to?to?to?to?to?a.png")
 
@@ -204,7 +204,7 @@ def test_https_is_spoken_with_who_has_a_certificate_of_the_name(
         monkeypatch.setattr(fetch, "_tls_context", lambda: ssl.create_default_context(cafile=path))
         assert fetcher.fetch(url).data == server.picture
         assert secure.connected[-1] == (PUBLIC, 443)
-        assert secure.asked == [(HOST, "/a.png")]
+        assert secure.requests == [(HOST, "/a.png")]
         with pytest.raises(ConfigError, match="certificate"):
             fetcher.fetch("https://other.example.org/a.png")
         quick = ImageFetcher([HOST], network=secure.network, timeout_s=0.5)
@@ -248,7 +248,7 @@ def test_hosts_that_are_none_are_refused_at_start(host: str) -> None:
 def test_a_message_has_no_more_addresses_than_images(server: ImageServer) -> None:
     with pytest.raises(ConfigError, match=str(MAX_PER_MESSAGE)):
         ImageFetcher([HOST], network=server.network).inline([_shows(*[URL] * (MAX_PER_MESSAGE + 1))])
-    assert server.asked == []
+    assert server.requests == []
 
 
 async def test_the_gateway_keeps_what_it_fetched_and_reads_it_anew_for_nobody(
@@ -274,7 +274,7 @@ async def test_the_gateway_keeps_what_it_fetched_and_reads_it_anew_for_nobody(
             assert await _status(f"{session.base_url}/{name}", body) == 200
             ids.append(session.traces()[0].prompt_ids)
         assert ids[0] == ids[1] == ids[2]
-        num_asked = len(server.asked)
+        num_requests = len(server.requests)
         server.files["a.png"] = b"another"
         session = gateway.open_session("chat")
         (first,) = session.traces()
@@ -284,7 +284,7 @@ async def test_the_gateway_keeps_what_it_fetched_and_reads_it_anew_for_nobody(
         )
         _, second = session.traces()
         assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids, "it goes on by appending"
-        assert len(server.asked) == num_asked == 3
+        assert len(server.requests) == num_requests == 3
         for record in (first, second):
             assert URL not in json.dumps(record.messages)
             assert image_of(source_of(record.messages[0]["content"][0])).data == server.picture
@@ -295,7 +295,7 @@ async def test_the_gateway_keeps_what_it_fetched_and_reads_it_anew_for_nobody(
         assert await _status(f"{session.base_url}/chat/completions", body) == 200
         third = session.traces()[-1]
         assert third.prompt_ids[: len(second.prompt_ids)] == second.prompt_ids
-        assert len(server.asked) == num_asked, "a restored session fetches nothing"
+        assert len(server.requests) == num_requests, "a restored session fetches nothing"
         request = CallRequest(dialect=Dialect.CHAT, body={}, messages=[chat])
         server.files["a.png"] = server.picture
         await gateway.policy.count_tokens(request)
@@ -343,12 +343,12 @@ def test_rows_of_files_have_their_images_fetched_once_and_kept_in_the_run(
     files = {each.name for each in (run / "images").iterdir()}
     assert len(files) == 3
     assert json.loads((run / "images" / "addresses.jsonl").read_text().split("\n")[1])["sha256"] in files
-    num_asked = len(server.asked)
-    assert num_asked == 2
+    num_requests = len(server.requests)
+    assert num_requests == 2
     server.files.clear()
     (run / "summary.json").unlink()  # as if it had been killed at the very end
     trainer_class(config, train_dataset=rows, output=run).train()
-    assert len(server.asked) == num_asked
+    assert len(server.requests) == num_requests
     refused = [
         {"messages": [_shows("http://other.example.org/a.png"), {"role": "assistant", "content": "A"}]}
     ]
