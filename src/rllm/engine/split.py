@@ -22,7 +22,7 @@ from rllm.engine.settings import require_tasks
 from rllm.store.encoding import EncodedEpisode, EncodedEpisodes
 from rllm.types.episode import Episode
 from rllm.types.messages import SamplingParams
-from rllm.types.task import EpisodeId, Task, task_id_of
+from rllm.types.task import EpisodeId, with_id
 
 LOOK_EVERY_S = 1.0
 """At what the engine has done, to tell the other ranks that this one works on."""
@@ -68,7 +68,7 @@ class SplitEngine:
     ) -> AsyncGenerator[Episode, None]:
         """Every episode of every rank, once all ranks have played theirs."""
         require_tasks(tasks)
-        tasks_with_ids = [_with_id(task, place) for place, task in enumerate(tasks)]
+        tasks_with_ids = [with_id(task, place) for place, task in enumerate(tasks)]
         attempts_at(tasks_with_ids, 1)  # refuses two tasks of one id, which may be on two ranks
         pairs: list[PlayedEpisode] = []
         if mine := self._ranks.share(tasks_with_ids):
@@ -164,8 +164,3 @@ async def _beating(engine: EpisodeEngine, ranks: RankGroup, place: str) -> Async
         yield
     finally:
         beating.cancel()
-
-
-def _with_id(task: Any, place: int) -> Any:
-    """A task without an id is named by its place among all tasks, which no rank's share shows."""
-    return task if isinstance(task, Task) else {**task, "task_id": task_id_of(task, place)}

@@ -24,7 +24,7 @@ from rllm.trainer.schedules import temperature
 from rllm.trainer.trainable import fail_untrainable
 from rllm.types.episode import Episode, Step
 from rllm.types.messages import SamplingParams
-from rllm.types.task import EpisodeId, Task, task_id_of
+from rllm.types.task import EpisodeId, task_id_of, with_id
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,7 +80,7 @@ async def sample_step(
         missing = config.rollout.tasks_per_step - len(telling)
         tasks = curriculum.batch(step, missing)
         if config.filters.rejects or config.filters.first_attempts:
-            tasks = [_with_id(task, number) for number, task in enumerate(tasks, start=len(rollouts.tasks))]
+            tasks = [with_id(task, number) for number, task in enumerate(tasks, start=len(rollouts.tasks))]
         episodes = await _sample_groups(engine, learner, tasks, f"train/{step}", sampling)
         rollouts.episodes += episodes
         rollouts.tasks += tasks
@@ -124,12 +124,6 @@ def sampling_of(config: TrainConfig, temperature: float = 1.0) -> SamplingParams
 def _id_of(task: Any) -> str:
     """The id of a task that has one."""
     return task_id_of(task, 0)
-
-
-def _with_id(task: Any, number: int) -> Any:
-    """A task without an id is named by its place in the step: rounds, and what is left of them, must
-    agree."""
-    return task if isinstance(task, Task) else {**task, "task_id": task_id_of(task, number)}
 
 
 async def _sample_groups(

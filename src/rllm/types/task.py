@@ -84,6 +84,12 @@ def task_id_of(task: Task | Mapping[str, Any], position: int) -> str:
     return task.id if isinstance(task, Task) else str(task.get("task_id", position))
 
 
+def with_id(task: Task | Mapping[str, Any], position: int) -> Task | dict[str, Any]:
+    """The task, a mapping with the id that `task_id_of` gives it: of whoever gets a share of the tasks, none
+    can see the positions."""
+    return task if isinstance(task, Task) else {**task, "task_id": task_id_of(task, position)}
+
+
 def tasks_of(rows: Iterable[Task | Mapping[str, Any]], *, dataset: str = "The dataset") -> list[Task]:
     """Tasks as they are; of a mapping the first id and instruction field that it has.
 

@@ -29,7 +29,7 @@ from rllm.trainer.cluster import RolloutJob
 from rllm.trainer.rollouts import step_of
 from rllm.types.episode import Episode, Outcome
 from rllm.types.messages import SamplingParams
-from rllm.types.task import EpisodeId, Task, task_id_of
+from rllm.types.task import EpisodeId, with_id
 
 LOOK_EVERY_S = 1.0
 """At nodes that joined, workers that began, and turns that were made."""
@@ -91,7 +91,7 @@ class RayEngine:
         Raises ClusterError where no worker is left to play them.
         """
         require_tasks(tasks)
-        named = [_named(task, place) for place, task in enumerate(tasks)]
+        named = [with_id(task, place) for place, task in enumerate(tasks)]
         attempts_at(named, 1)  # refuses two tasks of one id, which may be in two leases
         leases = Leases(named, group_size=group_size, size=self._tasks_per_lease(group_size), skip=skip)
         await self._pool.refresh_weights()
@@ -263,11 +263,6 @@ async def _play(play: Play, call: LeaseSettings) -> PlayedLease:
 def _note_end(worker: ClusterWorker, task: "asyncio.Task[PlayedLease]") -> None:
     """Before anybody who waits for the lease goes on."""
     worker.end_lease()
-
-
-def _named(task: Any, place: int) -> Any:
-    """A task without an id is named by its place among all tasks, which no lease shows."""
-    return task if isinstance(task, Task) else {**task, "task_id": task_id_of(task, place)}
 
 
 def _note_turns(worker: ClusterWorker, look: "asyncio.Task[int]") -> None:
