@@ -11,7 +11,8 @@ tests that run its line before it counts as survived.
 Not drawn: types, methods of protocols, errors that are raised and their words, assertions, decorators, what
 IGNORED_KEYWORDS names, and the number of a constant that is a limit or a time (`MAX_FRAMES = 12`): that it is
 kept to is tested, and is drawn where it is compared; whether it is 12 or 13 is a choice, which a test could
-only repeat. Nor whether two numbers that are apart by exactly a tolerance are close enough.
+only repeat. Nor a seed that is a number (`default_rng(0)`): the draws are others, and as good.
+Nor whether two numbers that are apart by exactly a tolerance are close enough.
 
     python tests/mutate.py --seed 7 --count 300
     python tests/mutate.py --room algorithms --seed 7 --count 40 --show
@@ -154,6 +155,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 IGNORED_KEYWORDS = ("strict", "exist_ok", "maxsize", "indent", "digest_size", "repr")
 """What they change is a check of ours (`zip`), a race, speed (`lru_cache`), looks, or how many bits tell two
 texts apart: no promise."""
+GENERATORS = ("default_rng", "manual_seed", "Random")
 SWAPPED_NAMES = {
     "min": "max",
     "max": "min",
@@ -213,6 +215,8 @@ def _living(tree: ast.Module) -> Iterator[Any]:
                 node, ast.FunctionDef | ast.AsyncFunctionDef | ast.arg | ast.AnnAssign | ast.ClassDef
             ):
                 continue
+            if name == "args" and isinstance(node, ast.Call) and _is_generator(node):
+                continue
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST) and not _decides_nothing(child):
                     stack.append(child)
@@ -230,6 +234,12 @@ def _decides_nothing(node: ast.AST) -> bool:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and all(map(_is_constant, node.body)):
         return True  # a protocol's, which nobody runs
     return isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
+
+
+def _is_generator(node: ast.Call) -> bool:
+    """`default_rng(0)`, with a seed that nobody chooses."""
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    return name in GENERATORS and all(isinstance(each, ast.Constant) for each in node.args)
 
 
 def _is_time(name: str | None) -> bool:

@@ -120,5 +120,6 @@ def test_what_the_configuration_offers_is_what_there_is(flagged: Flagged) -> Non
 def test_an_unknown_aggregation_and_an_impossible_length_are_refused(flagged: Flagged) -> None:
     with pytest.raises(ConfigError, match=r"`mean`.*token_mean, sequence_mean"):
         token_weights([flagged([True])], "mean")
+    assert aggregation_named("constant", 0.5) == FixedLength(num_tokens=0.5)
     with pytest.raises(ConfigError, match=r"aggregation_constant` is 0;.*above 0"):
         aggregation_named("constant", 0)

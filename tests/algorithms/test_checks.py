@@ -60,6 +60,33 @@ def _of_groups(tokens: TokenInputs) -> Tensor:
     return -_ratio(tokens) * (tokens.advantages_M - means[group_M])
 
 
+def test_a_loss_is_tried_on_columns_that_a_run_could_have() -> None:
+    batches = list[TokenInputs]()
+
+    def loss(tokens: TokenInputs) -> Tensor:
+        batches.append(tokens)
+        return _clipped(tokens)
+
+    check_loss(loss)
+    tokens = batches[0]
+
+    def column(name: str) -> Tensor:
+        return getattr(tokens, name).detach()
+
+    for name in ("new_M", "rollout_M", "ref_M"):
+        ratio_M = (column(name) - tokens.old_M).exp()
+        assert (
+            0.5 <= ratio_M.min() < 0.8 < 1.2 < ratio_M.max() <= 2.0
+        )  # beyond the bounds of PPO, on both sides
+        assert (column(name) < 0.0).all()
+    assert (column("entropy_M") > 0.0).all()
+    assert set(column("chosen_M").tolist()) == {0.0, 1.0}
+    signed = [column(name) for name in ("advantages_M", "values_M")]
+    signed += [column("returns_M") - tokens.values_M, column("new_values_M") - tokens.values_M]
+    for column_M in signed:
+        assert column_M.min() < 0.0 < column_M.max()
+
+
 @pytest.mark.parametrize("loss", [_clipped, _held, _held_without_grad, _held_as_numbers, _of_groups])
 def test_a_sound_loss_passes_every_check(loss: Callable[[TokenInputs], Tensor]) -> None:
     assert _failed(check_loss(loss)) == set()
@@ -123,7 +150,7 @@ def _by_position(tokens: TokenInputs) -> Tensor:
 
 
 def _in_place(tokens: TokenInputs) -> Tensor:
-    tokens.advantages_M.clamp_(-1.0, 1.0)
+    tokens.advantages_M.clamp_(-0.5, 0.5)
     return -_ratio(tokens) * tokens.advantages_M
 
 
@@ -189,9 +216,14 @@ def test_the_claims_of_a_loss_are_held_against_it() -> None:
         assert tokens.entropy_M is not None
         return _clipped(tokens) - 0.1 * tokens.entropy_M
 
+    def of_some_tokens(tokens: TokenInputs) -> Tensor:
+        assert tokens.chosen_M is not None
+        return _clipped(tokens) + tokens.chosen_M * tokens.new_M
+
     assert _failed(check_loss(entropic)) == set()
     assert _failed(check_loss(entropic, needs_every_row=False)) == {"rows without advantage"}
     assert _failed(check_loss(_clipped, needs_every_row=False)) == set()
+    assert _failed(check_loss(of_some_tokens, needs_every_row=False)) == {"rows without advantage"}
     assert _failed(check_loss(_of_groups, needs_whole_groups=False)) == {"micro-batches"}
     assert _failed(check_loss(_clipped, needs_whole_groups=False)) == set()
 
@@ -296,6 +328,7 @@ def _sorting(rewards_G: Any) -> Any:
         ),
         (lambda rewards_G: rewards_G + (np.arange(len(rewards_G)) == 0), {"order of attempts"}),
         (lambda rewards_G: rewards_G.mean() - rewards_G, {"direction"}),
+        (lambda rewards_G: 1.0 - rewards_G, {"direction"}),
         (lambda rewards_G: (rewards_G - rewards_G.mean()) / rewards_G.std(), {"ties"}),
         (
             lambda rewards_G: (
@@ -312,6 +345,43 @@ def _sorting(rewards_G: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_each_way_an_estimator_is_wrong_has_its_check(estimate: Any, broken: set[str]) -> None:
     assert _failed(check_estimator(estimate)) == broken
+
+
+def test_estimators_are_tried_on_groups_of_every_size_from_2_to_16_also_of_rewards_that_are_0_or_1() -> None:
+    sizes, sizes_of_zeros_and_ones = set[int](), set[int]()
+
+    def estimate(rewards_G: Any) -> Any:
+        sizes.add(len(rewards_G))
+        if set(rewards_G) == {0.0, 1.0}:
+            sizes_of_zeros_and_ones.add(len(rewards_G))
+        return rewards_G - rewards_G.mean()
+
+    check_estimator(estimate)
+    assert sizes - {1} == sizes_of_zeros_and_ones == set(range(2, 17))
+
+
+def test_equal_rewards_whose_mean_is_rounded_are_tried_in_every_size() -> None:
+    def of_size(size: int) -> Callable[[Any], Any]:
+        def estimate(rewards_G: Any) -> Any:
+            centred_G = rewards_G - rewards_G.mean()
+            is_rounded = len(rewards_G) == size and np.ptp(rewards_G) == 0.0 < np.abs(centred_G).max()
+            return np.arange(size) == 0 if is_rounded else centred_G
+
+        return estimate
+
+    assert "equal rewards give zeros" in _detail(check_estimator(of_size(2)), "ties")
+    assert "teach something" in _detail(check_estimator(of_size(3)), "ties")
+
+
+def test_small_changes_by_shift_and_scale_are_changes() -> None:
+    checks = check_estimator(lambda rewards_G: 0.1 * (rewards_G - 0.999 * rewards_G.mean()))
+    assert "up to 0.0003" in _detail(checks, "shift")
+    assert "5 times as large" in _detail(checks, "scale")
+
+
+def test_an_estimator_without_a_number_for_some_negative_rewards_wants_others() -> None:
+    with np.errstate(invalid="ignore"):
+        assert "pay 0 or more" in _detail(check_estimator(np.sqrt), "negative rewards")
 
 
 def test_a_random_estimator_is_refused() -> None:

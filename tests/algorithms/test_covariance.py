@@ -56,12 +56,6 @@ def test_kl_cov_chooses_the_largest_one_at_least() -> None:
     assert largest(np.array([1.0, 1.0, 0.0]), 0.4).tolist() == [0]  # the first of equals
 
 
-def test_clip_cov_has_the_bounds_of_the_paper_unless_it_is_told_others() -> None:
-    surrogate = ClippedCovariance()
-    assert (surrogate.fraction, surrogate.low, surrogate.high) == (0.0002, 1.0, 5.0)
-    assert (surrogate.clip_low, surrogate.clip_high) == (0.2, 0.2)
-
-
 def test_clip_cov_draws_between_its_bounds_by_seed_and_step() -> None:
     surrogate = ClippedCovariance(fraction=0.25, low=1.0, high=5.0)  # one of the two within
     picks = set()

@@ -428,6 +428,8 @@ def test_what_a_trajectory_was_paid_beyond_its_steps_was_paid_at_its_last_turn()
 def test_a_turn_that_was_paid_no_finite_number_is_named() -> None:
     with pytest.raises(RewardError, match=r"t/0 .*\[nan nan\]"):
         _turns([_played(0, [float("nan"), 1.0], reward=1.0), _played(1, [1.0])])
+    with pytest.raises(RewardError, match=r"t/0 .*\[ 1. nan\]"):
+        _turns([_played(0, [1.0, float("nan")], reward=1.0), _played(1, [1.0])])
 
 
 def test_a_reward_too_large_to_be_compared_is_named() -> None:

@@ -42,6 +42,11 @@ def _terms(student: Any, teacher: Any, kind: str, beta: float = 0.5) -> torch.Te
     return divergence_terms(*rows, kind, beta)
 
 
+def test_a_word_that_is_never_said_counts_nothing() -> None:
+    student, teacher = torch.tensor([[0.25, 0.75, 0.0]]).log(), torch.tensor([[0.125, 0.375, 0.5]]).log()
+    assert float(_terms(student, teacher, "reverse_kl")) == pytest.approx(math.log(2.0))
+
+
 @given(logits, logits, st.sampled_from(DIVERGENCES), st.floats(0.05, 0.95))
 def test_each_is_its_formula(student: list[float], teacher: list[float], kind: str, beta: float) -> None:
     found = float(_terms([student], [teacher], kind, beta))

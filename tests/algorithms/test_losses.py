@@ -263,6 +263,24 @@ def test_every_loss_of_the_configuration_is_made_with_the_bounds_of_its_paper() 
     }
 
 
+def test_a_loss_made_by_hand_has_the_bounds_of_the_configuration() -> None:
+    for name in ("ppo", "gspo", "cispo", "gmpo", "dppo_tv", "clip_cov", "kl_cov"):
+        surrogate = policy_loss(AlgorithmConfig(loss=name)).surrogate
+        assert type(surrogate)() == surrogate
+
+
+def test_distilling_over_the_whole_vocabulary_weighs_the_divergence_of_each_token() -> None:
+    surrogate = WholeVocabulary(divergence="reverse_kl", beta=0.5)
+    given = tokens()
+    divergence_M = torch.arange(1.0, 7.0)
+    assert torch.equal(
+        surrogate.terms(replace(given, divergence_M=divergence_M)), given.advantages_M * divergence_M
+    )
+    assert not surrogate.clipped_M(given).any()
+    with pytest.raises(ConfigError, match="no teacher"):
+        surrogate.terms(given)
+
+
 def test_a_bound_of_zero_is_a_bound_and_only_what_is_left_out_is_the_papers() -> None:
     both = policy_loss(AlgorithmConfig(clip_low=0.0, clip_high=0.0)).surrogate
     assert both == ClippedRatio(clip_low=0.0, clip_high=0.0)

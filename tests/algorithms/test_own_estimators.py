@@ -97,6 +97,13 @@ def test_ones_own_estimator_may_credit_turns_and_tokens(seeing: str) -> None:
         _advantages_by(f"{seeing}:tokens", credit="turn")
 
 
+def test_ones_own_estimator_also_sees_an_attempt_that_is_alone(seeing: str) -> None:
+    groups = _played()
+    del groups["t", "solver"].trajectories[1]
+    advantages = group_advantages(groups, lambda role: f"{seeing}:turns", GroupingCounts())
+    assert [float(each) for each in advantages["first"]] == [1.0, 2.0]
+
+
 def test_where_turns_are_credited_each_is_an_attempt_of_one_turn(seeing: str) -> None:
     advantages = _advantages_by(f"{seeing}:alone", credit="turn")
     assert {uid: len(turns) for uid, turns in advantages.items()} == {"first": 2, "second": 1}

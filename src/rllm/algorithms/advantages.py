@@ -112,7 +112,7 @@ def maxrl_advantages(rewards_G: FloatArray) -> FloatArray:
     paper's theorem; a group without success, which gives nothing, makes the difference. Rewards between 0 and
     1 are used as they are; negative ones raise RewardError, because their mean could be 0.
     """
-    if rewards_G.min(initial=0.0) < 0.0:
+    if (rewards_G < 0.0).any():
         raise RewardError(
             f"MaxRL divides by the mean reward of a group, but one of its rewards is {rewards_G.min():g}; "
             "pay 0 to 1, or choose another `algorithm.estimator`."

@@ -45,7 +45,7 @@ def check_loss(terms: Terms, *, needs_every_row: bool = True, needs_whole_groups
     False that terms of a row do not depend on other rows. A loss that raises, or returns something else than
     [M] numbers, gets that one verdict.
     """
-    rows = _rows(np.random.default_rng(0))
+    rows = _rows()
     failure, reads = _contract(terms, _tokens(rows))
     if failure:
         return [Check(name="contract", verdict=CheckVerdict.FAILED, detail=failure)]
@@ -76,7 +76,7 @@ def check_loss(terms: Terms, *, needs_every_row: bool = True, needs_whole_groups
 
 def columns_read(terms: Terms) -> list[str]:
     """Names of the columns of `TokenInputs` that a sound loss looks at."""
-    return _contract(terms, _tokens(_rows(np.random.default_rng(0))))[1]
+    return _contract(terms, _tokens(_rows()))[1]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -86,8 +86,9 @@ class _Row:
     """[T] of every column that carries a gradient."""
 
 
-def _rows(rng: np.random.Generator) -> list[_Row]:
+def _rows() -> list[_Row]:
     """Three groups of rows of several lengths, prompts and observations between their sampled tokens."""
+    rng = np.random.default_rng(0)
     patterns = (("ppss", "ppsos", "ppssoss"), ("psss", "psoos"), ("pppsssss", "ppps", "ppposs"))
     return [
         _row(pattern, f"task-{number}", attempt, rng)
@@ -101,27 +102,29 @@ def _row(pattern: str, task: str, attempt: int, rng: np.random.Generator) -> _Ro
     size = len(pattern)
     sampled_T = np.array([letter == "s" for letter in pattern])
 
-    def column(low: float, high: float) -> Any:
-        return np.where(sampled_T, rng.uniform(low, high, size), 0.0)
+    most = np.log(2)
 
-    old_T, values_T = column(-3.0, -0.9), column(-1.0, 1.0)
+    def near(centre_T: Any) -> Any:
+        return rng.uniform(centre_T - most, centre_T + most, size)
+
+    old_T, values_T = near(-most - most), near(0.0)  # a probability that is doubled is still one
     sample = TrainingSample(
-        token_ids_T=rng.integers(50, size=size),
+        token_ids_T=np.zeros(size, dtype=np.int64),
         policy_versions_T=np.where(sampled_T, 0, NOT_SAMPLED),
         logprobs_T=old_T,
-        advantages_T=column(-2.0, 2.0),
-        rollout_logprobs_T=old_T + column(-0.3, 0.3),
-        ref_logprobs_T=old_T + column(-0.7, 0.7),
+        advantages_T=near(0.0),
+        rollout_logprobs_T=near(old_T),
+        ref_logprobs_T=near(old_T),
         values_T=values_T,
-        returns_T=values_T + column(-1.0, 1.0),
-        chosen_T=(sampled_T & (np.arange(size) % 3 == 0)).astype(np.float32),
+        returns_T=near(values_T),
+        chosen_T=rng.integers(2, size=size).astype(np.float32),
         group_key=(task, "agent"),
         order_key=(task, attempt, 0, 0),
     )
     gradient = {
-        "new_M": old_T + column(-0.7, 0.7),
-        "entropy_M": column(0.1, 2.0),
-        "new_values_M": values_T + column(-0.5, 0.5),
+        "new_M": near(old_T),
+        "entropy_M": near(most),
+        "new_values_M": near(values_T),
     }
     return _Row(sample=sample, gradient=gradient)
 
@@ -401,8 +404,7 @@ def _gap_when_split(terms: Terms, rows: Sequence[_Row], parts: Sequence[Sequence
 
 
 def _untrained_tokens(terms: Terms, rows: Sequence[_Row]) -> Check:
-    rng = np.random.default_rng(2)
-    longer_rows = [_with_observations(row, rng) for row in rows]
+    longer_rows = [_with_observations(row) for row in rows]
     whole_M, whole_slopes = _terms_and_slopes(terms, _tokens(rows))
     longer_M, longer_slopes = _terms_and_slopes(terms, _tokens(longer_rows))
     worst = max(
@@ -413,23 +415,18 @@ def _untrained_tokens(terms: Terms, rows: Sequence[_Row]) -> Check:
     return pass_check("untrained tokens", "observations inserted anywhere change nothing")
 
 
-def _with_observations(row: _Row, rng: np.random.Generator) -> _Row:
-    """The row with up to three tokens that nobody sampled before each of its own, but for the first."""
-    size = row.sample.num_tokens
-    place_T = np.arange(size) + np.cumsum(np.r_[0, rng.integers(4, size=size - 1)])
+def _with_observations(row: _Row) -> _Row:
+    """The row with a token that nobody sampled before each of its own."""
 
-    def spread(values_T: Any, filler: Any) -> Any:
-        longer = np.full(place_T[-1] + 1, filler, dtype=values_T.dtype)
-        longer[place_T] = values_T
-        return longer
+    def spread(values_T: Any) -> Any:
+        return np.insert(values_T, np.arange(row.sample.num_tokens), NOT_SAMPLED)
 
-    filler = {"token_ids_T": 7, "policy_versions_T": NOT_SAMPLED}
     columns = {
-        each.name: spread(values_T, filler.get(each.name, 0))
+        each.name: spread(values_T)
         for each in fields(TrainingSample)
         if isinstance(values_T := getattr(row.sample, each.name), np.ndarray)
     }
-    gradient = {name: spread(values_T, 0.0) for name, values_T in row.gradient.items()}
+    gradient = {name: spread(values_T) for name, values_T in row.gradient.items()}
     return _Row(sample=replace(row.sample, **columns), gradient=gradient)
 
 
@@ -455,7 +452,7 @@ def _far_ratios(terms: Terms, rows: Sequence[_Row]) -> Check:
         return fail_check(
             "far ratios", "terms or gradients are not finite for ratios of e^20; clamp the log-ratio first"
         )
-    largest = float(slopes["new_M"].abs().max() / tokens.weights_M.max())
+    largest = float((slopes["new_M"] / tokens.weights_M).abs().max())
     verdict = "stay bounded" if largest < 1e3 else f"reach {largest:.0e} times an advantage"
     return Check(
         name="far ratios",

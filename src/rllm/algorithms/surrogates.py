@@ -84,8 +84,7 @@ class ClippedRatio(_OfTokens):
         terms_M = _clipped_terms(_ratios(tokens), advantages_M, self.clip_low, self.clip_high)
         if not self.dual_clip:
             return terms_M
-        bounded_M = torch.minimum(terms_M, -self.dual_clip * advantages_M)
-        return torch.where(advantages_M < 0.0, bounded_M, terms_M)
+        return torch.minimum(terms_M, self.dual_clip * advantages_M.abs())  # with A >= 0 they are at most 0
 
     def clipped_M(self, tokens: TokenInputs) -> Tensor:
         return _outside(_ratios(tokens), self.clip_low, self.clip_high)
