@@ -144,6 +144,14 @@ def test_ids_of_nine_letters_and_digits_reach_a_template_that_wants_them_as_they
     assert text_with("abcdef-89") != text_with("abcdef-88")
 
 
+def test_ids_of_any_length_reach_a_template_that_takes_them_as_they_are(toy: Toy) -> None:
+    tokenizer = toy(
+        toy("qwen").template_text.replace("<tool_response>", "<tool_response>{{ m.tool_call_id }}")
+    )
+    text = tokenizer.decode(ChatRenderer(tokenizer).render([USER, CALL, RESULT], TOOLS))
+    assert "<tool_response>call_of_some_length\ndone" in text
+
+
 def test_a_template_that_writes_texts_of_arguments_gets_them_as_they_were_said(toy: Toy) -> None:
     tokenizer = toy("deepseek_fenced_tools")
     function = {"name": "move", "arguments": {"to": "Tromsø"}}

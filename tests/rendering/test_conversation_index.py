@@ -123,6 +123,18 @@ def test_where_the_beginning_was_cut_off_the_last_known_answer_tells() -> None:
     assert find(index, SECOND, call_alone) is two
 
 
+def test_two_conversations_that_begin_alike_are_told_apart_by_what_was_answered() -> None:
+    index = index_of()
+    start, yes, no = message_digests([FIRST]), of("assistant", "yes"), of("assistant", "no")
+    one, two = index.start(), index.start()
+    for conversation, answer in ((one, yes), (two, no)):
+        index.add_prompt([FIRST], start, conversation)
+        index.add_answer(start[-1], answer, conversation)
+    assert find(index, FIRST, yes, SECOND) is one
+    assert find(index, FIRST, no, SECOND) is two
+    assert find(index, FIRST, of("assistant", "perhaps"), SECOND) is one
+
+
 def test_of_too_many_beginnings_the_oldest_is_forgotten() -> None:
     index = index_of(max_entries=2)
     conversations = [index.start() for _ in range(3)]

@@ -7,7 +7,7 @@ import pytest
 
 from rllm.errors import ConfigError
 from rllm.rendering.chat import ChatRenderer, SegmentReason
-from rllm.rendering.conversations import ConversationTree, Turn
+from rllm.rendering.conversations import MAX_ALIKE, ConversationTree, Turn
 from rllm.trainer.samples import trajectory_rows
 from rllm.types.episode import Step, Trajectory
 from rllm.types.messages import Message
@@ -404,6 +404,22 @@ def test_an_answer_that_comes_twice_is_kept_once_and_another_one_beside_it(toy: 
     for ids, message, num_kept in (([1], said, 2), ([1], said, 2), ([2], said, 3), ([1], with_other_id, 4)):
         tree.record(turn, ids, message)
         assert len(tree) == num_kept
+
+
+def test_of_too_many_answers_that_read_alike_the_oldest_is_forgotten(toy: Toy) -> None:
+    tree, _ = _tree(toy)
+    turn = tree.begin([USER], TOOLS)
+
+    def answer(number: int) -> Message:
+        return {"role": "assistant", "content": None, "tool_calls": [_call(f"c{number}", "move", "{}")]}
+
+    for number in range(MAX_ALIKE + 1):
+        tree.record(turn, [number], answer(number))
+    for number in range(MAX_ALIKE + 1):
+        result: Message = {"role": "tool", "tool_call_id": f"c{number}", "content": "b"}
+        after = tree.begin([USER, answer(number), result], TOOLS)
+        is_kept = after.prompt_ids[: after.num_kept] == [*turn.prompt_ids, number]
+        assert is_kept == (number > 0)
 
 
 def test_prompts_that_nobody_answered_are_forgotten_too(toy: Toy) -> None:

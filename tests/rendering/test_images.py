@@ -74,6 +74,11 @@ def test_what_is_no_image_within_the_limits_is_refused_with_the_value(subtests: 
             assert len(str(error.value)) < 400, "an error does not repeat the image"
 
 
+def test_an_image_of_as_many_bytes_as_are_read_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.rendering.images.MAX_BYTES", len(_png()))
+    assert images_of(_message(_part(_url(_png())))) == [ImageFile(_png(), "image/png")]
+
+
 def test_more_images_than_a_message_may_have_are_refused_before_any_is_read() -> None:
     parts = [_part("http://never.read")] * (MAX_PER_MESSAGE + 1)
     with pytest.raises(ConfigError, match=f"{MAX_PER_MESSAGE + 1} images; .*{MAX_PER_MESSAGE}"):

@@ -221,12 +221,15 @@ def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
             assert parsed.unparsed_markup
 
 
-def test_an_answer_that_ends_within_its_last_marks_is_whole() -> None:
-    written = WRITTEN["deepseek-v3.1"]
-    whole = DEEPSEEK.parse(written)
-    for length in range(written.index("<｜tool▁call▁end"), len(written)):
-        assert DEEPSEEK.parse(written[:length]) == whole
-        parsed, _ = _streamed(DEEPSEEK, list(written[:length]))
+@pytest.mark.parametrize(
+    ("tool_format", "mark"), [(DEEPSEEK, "<｜tool▁call▁end"), (DSML, "\n</｜DSML｜function_calls")]
+)
+def test_an_answer_that_ends_within_its_last_marks_is_whole(tool_format: Any, mark: str) -> None:
+    written = WRITTEN[tool_format.name]
+    whole = tool_format.parse(written)
+    for length in range(written.index(mark), len(written)):
+        assert tool_format.parse(written[:length]) == whole
+        parsed, _ = _streamed(tool_format, list(written[:length]))
         assert parsed == whole
 
 
@@ -499,10 +502,28 @@ def test_reading_a_long_answer_piece_by_piece_takes_each_piece_once(tool_format:
             assert len(tool_format.parse(named).calls) == num_calls, "more is no name but an answer"
 
 
-def test_a_key_between_tags_is_as_long_as_a_name_at_most_also_where_its_tag_comes_in_pieces() -> None:
-    for num_letters, is_key in ((MAX_NAME, True), (MAX_NAME + 1, False)):
-        parsed, _ = _streamed(GLM, list(WRITTEN["glm"].replace("city", "x" * num_letters)))
-        assert [("x" * num_letters in call.arguments) for call in parsed.calls] == [is_key]
+@pytest.mark.parametrize(
+    ("tool_format", "most"), [(GLM, MAX_NAME), (DSML, MAX_NAME), (CODER, MAX_NAME - len("<parameter=>"))]
+)
+def test_a_key_between_tags_is_as_long_as_a_name_at_most_also_where_its_tag_comes_in_pieces(
+    tool_format: Any, most: int
+) -> None:
+    for num_letters, is_key in ((most, True), (most + 1, False)):
+        written = WRITTEN[tool_format.name].replace("city", "x" * num_letters)
+        for parsed in (_streamed(tool_format, list(written))[0], tool_format.parse(written)):
+            assert [("x" * num_letters in call.arguments) for call in parsed.calls] == [is_key]
+            assert parsed.unparsed_markup != is_key
+
+
+@pytest.mark.parametrize("tool_format", BEHIND_TEXT, ids=lambda each: each.name)
+def test_a_name_without_end_or_with_signs_that_are_not_printed_is_no_name(tool_format: Any) -> None:
+    for name in ("x" * 4 * MAX_NAME, "wea\x07ther"):
+        text = WRITTEN[tool_format.name].replace("weather", name)
+        for parsed in (_streamed(tool_format, list(text))[0], tool_format.parse(text)):
+            assert parsed == ParsedAnswer(content=text, unparsed_markup=True)
+    endless = WRITTEN[tool_format.name].partition("weather")[0] + "x" * 4 * MAX_NAME
+    stream = tool_format.stream()
+    assert "".join(event.text for event in stream.feed(endless)) == endless, "it is given back at once"
 
 
 # ---- which format a model has --------------------------------------------------------------------------
