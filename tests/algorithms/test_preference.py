@@ -398,6 +398,14 @@ def test_a_policy_that_is_its_reference_has_no_opinion_and_the_loss_of_a_coin() 
     assert set(PairLoss(beta=0.1).measures(swapped)["ranking_accuracy"].tolist()) == {0.0}
 
 
+def test_how_far_the_policy_is_from_its_reference_is_measured_token_by_token() -> None:
+    pairs = [([(-1.0, -1.5), (-0.5, -0.25)], [(-2.0, -1.0)])]
+    ratios = [math.exp(0.5), math.exp(-0.25), math.exp(-1.0)]  # of the policy to its reference
+    for loss in (PairLoss(beta=0.1), KTO):
+        kl_M = loss.measures(inputs(pair_rows(pairs), loss))["kl"]
+        assert kl_M.tolist() == pytest.approx([r - 1 - math.log(r) for r in ratios], rel=1e-6)
+
+
 # ---- from the configuration --------------------------------------------------------------------------------
 
 

@@ -391,6 +391,7 @@ def test_memory_is_bounded_and_what_is_forgotten_begins_anew(toy: Toy) -> None:
     for number in range(100):
         tree.record(turn, [number], said)
     assert len(tree) <= 6
+    assert tree.begin([USER, said, USER]).num_kept, "the newest of answers that read alike is left"
     with pytest.raises(ValueError, match="`max_turns` is 0"):
         ConversationTree(tree.renderer, max_turns=0)
 

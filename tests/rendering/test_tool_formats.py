@@ -192,6 +192,7 @@ def test_a_head_that_is_longer_than_any_name_is_text() -> None:
 def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
     subtests: pytest.Subtests,
 ) -> None:
+    with_key = '<｜DSML｜parameter name="a" string="false">1, "b": 2'
     for tool_format, text, arguments in [
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1, ', '{"a": [1, '),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": nope}}</tool_call>', '{"a": nope}'),
@@ -210,6 +211,8 @@ def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
         (DEEPSEEK, f"{DEEPSEEK.opener}<｜tool▁call▁begin｜>f<｜tool▁sep｜>{{}} or so", "{}"),
         (DSML, f'{OPENED}<｜DSML｜parameter name="a" string="true">half a</｜DS', '{"a": "half a</｜DS'),
         (DSML, f'{OPENED}<｜DSML｜parameter name="a" string="false">[1, ', '{"a": [1, '),
+        # JSON as a whole, though the value is none:
+        (DSML, f"{OPENED}{with_key}</｜DSML｜parameter></｜DSML｜invoke>{DSML.closer}", '{"a": 1, "b": 2}'),
         (DSML, f"{OPENED}no parameter", "{"),
         (DSML, f"{OPENED}</｜DSML｜invoke>\nor so", "{}"),
         (HARMONY, '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": ', '{"a": '),
@@ -366,6 +369,11 @@ def test_a_channel_says_what_is_reasoning_what_is_text_and_what_is_a_call() -> N
     for next_message in ("<|channel|>", "<|start|>assistant<|channel|>"):  # the one before has no end
         unended = f"<|channel|>analysis<|message|>Hm{next_message}final<|message|>Oslo."
         assert HARMONY.parse(unended) == ParsedAnswer(content="Oslo.", reasoning="Hm")
+
+
+def test_space_around_a_thought_is_no_part_of_it() -> None:
+    text = "<|channel|>analysis<|message|>\n Oslo, I think. <|end|><|channel|>final<|message|>Oslo."
+    assert HARMONY.parse(text) == ParsedAnswer(content="Oslo.", reasoning="Oslo, I think.")
 
 
 def test_thoughts_and_texts_of_several_messages_stand_in_lines_of_their_own() -> None:
