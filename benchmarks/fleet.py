@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rllm.inference.answer_parts import AnswerParts
-from rllm.inference.fleet import Fleet
+from rllm.inference.fleet import Fleet, WeightFiles
 from rllm.inference.vllm import VLLMClient
 from rllm.inference.vllm_process import ServerSettings, start_replicas
 from rllm.models.builtin import create_model
@@ -74,8 +74,9 @@ async def pushes_and_failover(preset: str, directory: Path, repeats: int) -> dic
     with PolicyServer(directory / "model") as first, PolicyServer(directory / "model") as second:
         fleet = Fleet(
             [VLLMClient(each.url, model.tokenizer, processed_logprobs=True) for each in (first, second)],
-            write_weights=lambda target: save_model(model, target, with_output_layer=True),
-            directory=directory / "published",
+            weights=WeightFiles(
+                lambda target: save_model(model, target, with_output_layer=True), directory / "published"
+            ),
             max_context=512,
         )
         pushes: list[float] = []

@@ -19,6 +19,8 @@ from typing import Any, Self
 import torch
 from aiohttp import web
 from safetensors.torch import load_file
+from tensor_receiver import PATHS, MemoryNccl, TensorReceiver
+from torch import Tensor
 
 from rllm.config.lora import LoraConfig
 from rllm.errors import RllmError
@@ -34,6 +36,7 @@ _OF_ENGINE = {
     **dict.fromkeys(("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache"), "vllm"),
     **dict.fromkeys(("/pause_generation", "/continue_generation", "/update_weights_from_disk"), "sglang"),
     "/generate": "sglang",
+    **dict.fromkeys(("/get_world_size", *PATHS), "vllm"),
 }
 
 
@@ -50,10 +53,12 @@ class PolicyServer:
         tells_version: bool = False,
         engine: str = "vllm",
         takes_images: bool = True,
+        nccl: MemoryNccl | None = None,
     ) -> None:
         """`tells_version`: each answer names the version that the server was told, as SGLang does. `is_raw`:
         log-probabilities of answers are those at temperature 1, whatever they are sampled at. `engine`: whose
-        calls it knows, `vllm` or `sglang`."""
+        calls it knows, `vllm` or `sglang`. `nccl`: by which it is given tensors."""
+        self.receiver = TensorReceiver(nccl or MemoryNccl(), self._load_tensors)
         self.engine = engine
         self.takes_images = takes_images
         self.sees: Callable[[ImageFile], ImageFile] = lambda image: image
@@ -122,6 +127,7 @@ class PolicyServer:
 
     async def _start(self) -> None:
         self._version = "default"
+        self.receiver.begin_anew()
         self._num_under_way, self._is_paused = 0, False
         self._changed = asyncio.Condition()
         self._model = load_model(self.directory)
@@ -172,6 +178,10 @@ class PolicyServer:
                 return web.json_response({})
             case path if path in _OF_ENGINE and _OF_ENGINE[path] != self.engine:
                 return web.json_response({"detail": "Not Found"}, status=404)
+            case "/get_world_size":
+                return web.json_response({"world_size": 1})
+            case path if path in PATHS:
+                return await self._receive(http)
             case "/pause_generation":
                 self._is_paused = True
                 return web.json_response({"status": "ok"})
@@ -258,17 +268,29 @@ class PolicyServer:
             "read_ids": read,
         }
 
+    async def _receive(self, http: web.BaseRequest) -> web.Response:
+        body = json.loads(await http.read() or b"{}")
+        try:
+            return web.json_response(await asyncio.to_thread(self.receiver.respond, http.path, body))
+        except (RuntimeError, threading.BrokenBarrierError) as error:
+            return web.json_response({"error": {"message": str(error)}}, status=500)
+
     def _reload(self, directory: Path) -> None:
+        weights = load_file(directory / "model.safetensors")
+        assert self._model is not None
+        self._load_tensors({name: weights[name] for name in self._model.model.state_dict_hf()})
+
+    def _load_tensors(self, weights: dict[str, Tensor]) -> None:
         if self.ignores_weights:
             return
         assert self._model is not None
         assert self._client is not None
-        weights, mine = load_file(directory / "model.safetensors"), self._model.model.state_dict_hf()
+        mine = self._model.model.state_dict_hf()
 
         def write() -> None:
             with torch.no_grad():
-                for name, value in mine.items():
-                    value.copy_(weights[name])
+                for name, value in weights.items():
+                    mine[name].copy_(value)
 
         self._client.publish(self._client.policy_version + 1, write)
 

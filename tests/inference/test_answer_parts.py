@@ -16,7 +16,7 @@ from rllm.config.lora import LoraConfig
 from rllm.errors import InferenceError
 from rllm.inference.answer_parts import AnswerParts
 from rllm.inference.client import TokenPiece
-from rllm.inference.fleet import Fleet
+from rllm.inference.fleet import Fleet, WeightFiles
 from rllm.inference.vllm import VLLMClient
 from rllm.models.builtin import create_model
 from rllm.models.directory import load_model, save_model
@@ -185,8 +185,9 @@ async def test_an_answer_goes_on_at_another_server_when_its_own_ends_in_mid_sent
     model = load_model(models / "1")
     fleet = Fleet(
         [_client(each, models) for each in servers],
-        write_weights=lambda target: save_model(model, target, with_output_layer=True),
-        directory=tmp_path / "weights",
+        weights=WeightFiles(
+            lambda target: save_model(model, target, with_output_layer=True), tmp_path / "weights"
+        ),
         max_context=512,
         patience_s=60.0,
     )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rllm.config.lora import LoraConfig
 from rllm.errors import CanaryError, ConfigError, InferenceError
 from rllm.inference.answer_parts import AnswerParts
-from rllm.inference.fleet import AGREEMENT, Fleet
+from rllm.inference.fleet import AGREEMENT, Fleet, WeightFiles
 from rllm.inference.vllm import VLLMClient
 from rllm.inference.vllm_process import ServerProcess, ServerSettings
 from rllm.models.builtin import create_model
@@ -57,8 +57,7 @@ async def _fleet(servers: list[PolicyServer], models: Path, directory: Path) -> 
     model = load_model(models / "1")
     fleet = Fleet(
         [_client(each, models) for each in servers],
-        write_weights=lambda target: save_model(model, target, with_output_layer=True),
-        directory=directory,
+        weights=WeightFiles(lambda target: save_model(model, target, with_output_layer=True), directory),
         max_context=512,
         patience_s=5.0,
     )
@@ -210,8 +209,7 @@ async def test_a_publish_waits_for_weights_that_are_being_written_and_each_has_i
 
     fleet = Fleet(
         [_client(servers[0], models)],
-        write_weights=write_slowly,
-        directory=tmp_path / "weights",
+        weights=WeightFiles(write_slowly, tmp_path / "weights"),
         max_context=512,
     )
     fleet.publish(1)
@@ -299,7 +297,7 @@ async def test_a_score_is_what_all_replicas_that_answer_agree_on(
     clients = [_Scorer(f"http://127.0.0.1:{number}/v1", tokenizer) for number in range(len(rows))]
     for client, row in zip(clients, rows, strict=True):
         client.row = row
-    fleet = Fleet(clients, write_weights=lambda to: to.mkdir(), directory=tmp_path / "w", max_context=512)
+    fleet = Fleet(clients, weights=WeightFiles(lambda to: to.mkdir(), tmp_path / "w"), max_context=512)
     fleet.publish(1)
     if isinstance(outcome, list):
         assert await fleet.score([5, 6, 7], 1) == outcome
@@ -320,9 +318,9 @@ async def test_an_adapter_comes_back_to_a_server_that_failed_once_and_leaves_wit
         for _ in range(2):  # two runs, one after the other
             fleet = Fleet(
                 [_client(server, models)],
-                write_weights=lambda target: save_adapter(loaded, target),
-                is_adapter=True,
-                directory=tmp_path / "weights",
+                weights=WeightFiles(
+                    lambda target: save_adapter(loaded, target), tmp_path / "weights", is_adapter=True
+                ),
                 max_context=512,
                 patience_s=5.0,
             )
@@ -346,8 +344,9 @@ async def test_a_server_that_began_anew_while_nobody_asked_it_gets_the_weights_b
     with PolicyServer(models / "0", tells_version=way == "its answers tell") as server:
         fleet = Fleet(
             [_client(server, models)],
-            write_weights=lambda target: save_model(model, target, with_output_layer=True),
-            directory=tmp_path / "weights",
+            weights=WeightFiles(
+                lambda target: save_model(model, target, with_output_layer=True), tmp_path / "weights"
+            ),
             max_context=512,
             num_starts=[lambda: num_starts[0]] if way == "its starter knows" else (),
         )
@@ -409,7 +408,7 @@ async def test_a_call_that_is_cancelled_while_weights_are_written_leaves_them_to
 
     client = _Unreliable("http://127.0.0.1:1/v1", HuggingFaceTokenizer(models / "0"))
     client.fates = []
-    fleet = Fleet([client], write_weights=write, directory=tmp_path / "weights", max_context=512)
+    fleet = Fleet([client], weights=WeightFiles(write, tmp_path / "weights"), max_context=512)
     fleet.publish(1)
     first = asyncio.create_task(fleet.generate_ids([5], SHORT))
     assert await asyncio.to_thread(begun.wait, 20)
@@ -451,7 +450,7 @@ async def test_a_server_that_begins_anew_after_it_was_given_weights_while_out_of
     client = _Restarted("http://127.0.0.1:1/v1", HuggingFaceTokenizer(models / "0"))
     client.may_load, client.may_fail, client.begun = asyncio.Event(), asyncio.Event(), Counter()
     client.hangs = 20
-    fleet = Fleet([client], write_weights=lambda to: to.mkdir(), directory=tmp_path / "w", max_context=512)
+    fleet = Fleet([client], weights=WeightFiles(lambda to: to.mkdir(), tmp_path / "w"), max_context=512)
     fleet.publish(1)
     client.may_load.set()
     failing = asyncio.create_task(fleet.generate_ids([1], SHORT))
@@ -503,9 +502,7 @@ def test_every_call_is_answered_once_by_weights_no_older_than_it_whatever_fails_
         for client, fates in zip(clients, replicas, strict=True):
             client.fates = list(fates)
         weights = Path(mkdtemp(dir=tmp_path))  # a write of the example before may not have ended
-        fleet = Fleet(
-            clients, write_weights=lambda target: target.mkdir(), directory=weights, max_context=512
-        )
+        fleet = Fleet(clients, weights=WeightFiles(lambda target: target.mkdir(), weights), max_context=512)
         fleet.publish(1)
 
         async def call(number: int, length: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference import fleet as fleet_module
 from rllm.inference.answer_parts import AnswerParts
-from rllm.inference.fleet import Fleet, Replica
+from rllm.inference.fleet import Fleet, Replica, WeightFiles
 from rllm.inference.vllm import VLLMClient
 from rllm.models.builtin import create_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
@@ -63,7 +63,7 @@ class Client(VLLMClient):
 
 def fleet_of(clients: Sequence[Client], directory: Path | None = None, **options: Any) -> Fleet:
     if directory is not None:
-        options |= {"write_weights": lambda target: target.mkdir(), "directory": directory}
+        options["weights"] = WeightFiles(lambda target: target.mkdir(), directory)
     return Fleet(clients, max_context=512, **options)
 
 

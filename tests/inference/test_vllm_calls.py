@@ -154,9 +154,9 @@ async def test_two_adapters_are_kept_and_the_last_one_answers(
     assert server.bodies[0]["model"] == names[2]
     server.replies["/v1/unload_lora_adapter"] = ConfigError("it began anew")
     server.requests.clear()
-    await client.unload_adapters()
+    await client.leave()
     assert [body["lora_name"] for _, body in server.requests] == names[1:]
-    await client.unload_adapters()
+    await client.leave()
     assert len(server.requests) == 2, "once each"
     with pytest.raises(ConfigError, match="SGLang"):
         await client_of(Server(engine="sglang"), tokenizer).load_adapter(tmp_path, 1)

@@ -2,11 +2,14 @@
 
 import dataclasses
 import itertools
+import json
 import os
 import shlex
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
+
+import pytest
 
 from rllm.inference.vllm_process import ServerSettings, start_replicas
 
@@ -45,6 +48,20 @@ def test_a_server_on_a_gpu_has_the_one_of_its_number_and_one_on_a_cpu_has_its_ow
         assert each["PATH"] == os.environ["PATH"]
 
 
+def test_the_number_of_a_gpu_is_that_among_those_which_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_gpu = dataclasses.replace(SETTINGS, device="cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-6f")
+    assert [on_gpu.environment(each)["CUDA_VISIBLE_DEVICES"] for each in (0, 1)] == ["4", "GPU-6f"]
+
+
+def test_a_server_is_started_for_tensors_only_where_it_gets_some() -> None:
+    assert "--weight-transfer-config" not in SETTINGS.command(8000)
+    options = dict(itertools.pairwise(dataclasses.replace(SETTINGS, takes_tensors=True).command(8000)))
+    assert json.loads(options["--weight-transfer-config"]) == {"backend": "nccl"}
+
+
 HEALTHY = f"""#!/bin/sh
 ''':'
 exec {shlex.quote(sys.executable)} "$0" "$@"
@@ -65,18 +82,18 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-async def test_replicas_of_a_second_policy_have_other_gpus_than_those_of_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("spared_gpu", "gpus"), [(None, "0123"), (0, "1234"), (2, "0134")])
+async def test_replicas_of_a_second_policy_have_other_gpus_than_those_of_the_first_and_the_trainer(
+    tmp_path: Path, spared_gpu: int | None, gpus: str
+) -> None:
     python = tmp_path / "python"
     python.write_text(HEALTHY)
     python.chmod(0o755)
     settings = dataclasses.replace(SETTINGS, python=str(python), device="cuda")
     async with AsyncExitStack() as servers:
         for place, policy in enumerate(("solver", "judge")):
-            await start_replicas(settings, 2, tmp_path / policy, servers, first_gpu=2 * place)
-    logs = {log.parent.name + "/" + log.stem: log.read_text() for log in tmp_path.glob("*/*.log")}
-    assert logs == {
-        "solver/replica-0": "on GPU 0\n",
-        "solver/replica-1": "on GPU 1\n",
-        "judge/replica-0": "on GPU 2\n",
-        "judge/replica-1": "on GPU 3\n",
-    }
+            logs = tmp_path / policy
+            await start_replicas(settings, 2, logs, servers, first_gpu=2 * place, spared_gpu=spared_gpu)
+    printed = {log.parent.name + "/" + log.stem: log.read_text() for log in tmp_path.glob("*/*.log")}
+    names = ("solver/replica-0", "solver/replica-1", "judge/replica-0", "judge/replica-1")
+    assert printed == {name: f"on GPU {gpu}\n" for name, gpu in zip(names, gpus, strict=True)}

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,15 +13,19 @@ from typing import Any
 import pytest
 
 from rllm.config.loader import load_config
+from rllm.config.schema import TrainConfig
 from rllm.errors import CanaryError, ConfigError
 from rllm.models.builtin import create_model
+from rllm.models.directory import load_model, save_model
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
+from rllm.trainer import samplers
 from rllm.trainer.replay import replay
 from rllm.types.episode import Episode
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
 from policy_server import PolicyServer
+from tensor_receiver import MemoryNccl, MemorySender
 
 STEPS = 4
 FIRST, SECOND = "http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"
@@ -86,6 +91,51 @@ def test_two_servers_sample_what_the_built_in_engine_samples(
     assert all(line["canary_gap"] < 1e-4 for line in lines)
     assert replay(letters.make_trainer(tmp_path / "servers", _on(servers))).is_identical
     assert not (tmp_path / "servers" / "served_weights").exists()
+
+
+@pytest.mark.parametrize("schedule", ["sync", "async"])
+def test_servers_that_are_sent_tensors_sample_and_agree_as_those_that_read_files(
+    letters: ModuleType,
+    foreign_weights: Path,
+    tmp_path: Path,
+    built_in: Path,
+    schedule: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The group of GPUs alone is replaced, and what refuses to go without one."""
+    nccl = MemoryNccl()
+    monkeypatch.setattr(samplers, "WeightSender", partial(MemorySender, nccl=nccl))
+    monkeypatch.setattr(samplers, "require_nccl", lambda: None)
+    monkeypatch.setattr(TrainConfig, "_validate_nccl", lambda *arguments: None)
+    save_model(load_model(foreign_weights), tmp_path / "untied", with_output_layer=True)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(PolicyServer(tmp_path / "untied", nccl=nccl)) for _ in range(2)]
+        settings = _on(servers, **({"schedule": {"kind": "async"}} if schedule == "async" else {}))
+        settings["inference"]["weight_transfer"] = "nccl"
+        letters.make_trainer(tmp_path / "run", settings).train()
+    lines = _lines(tmp_path / "run")
+    assert all(line["canary_gap"] < 1e-4 for line in lines)
+    last = str(lines[-1]["policy_version"])
+    assert servers[0].versions[-1] == servers[1].versions[-1] == last
+    assert not any(path.startswith("/collective_rpc") for each in servers for path in each.paths)
+    assert len(nccl.groups) == 2, "each server has one, and keeps it"
+    if schedule == "sync":
+        assert _tokens(tmp_path / "run") == _tokens(built_in)
+
+
+def test_a_push_of_tensors_that_a_server_only_says_it_has_ends_the_run(
+    letters: ModuleType, foreign_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nccl = MemoryNccl()
+    monkeypatch.setattr(samplers, "WeightSender", partial(MemorySender, nccl=nccl))
+    monkeypatch.setattr(samplers, "require_nccl", lambda: None)
+    monkeypatch.setattr(TrainConfig, "_validate_nccl", lambda *arguments: None)
+    save_model(load_model(foreign_weights), tmp_path / "untied", with_output_layer=True)
+    with PolicyServer(tmp_path / "untied", nccl=nccl, ignores_weights=True) as server:
+        settings = _on([server])
+        settings["inference"]["weight_transfer"] = "nccl"
+        with pytest.raises(CanaryError, match=server.url):
+            letters.make_trainer(tmp_path / "run", settings).train()
 
 
 def test_a_server_that_ends_loses_no_episode_and_comes_back_with_the_newest_weights(
@@ -370,6 +420,17 @@ def _of_two(one: list[str], two: list[str], **inference: Any) -> dict[str, Any]:
             },
             r"inference\.at_publish.*adapter",
         ),
+        ({"inference": {"weight_transfer": "nccl"}}, r"inference\.weight_transfer.*inference\.engine"),
+        ({"inference": {**SERVED, "weight_transfer": "ipc"}}, r"inference\.weight_transfer.*files, nccl"),
+        ({"inference": {**SERVED, "weight_transfer": "nccl"}}, r"inference\.weight_transfer.*model\.device"),
+        (
+            {
+                "inference": {**SERVED, "weight_transfer": "nccl"},
+                "model": {"device": "cuda"},
+                "lora": {"rank": 2},
+            },
+            r"inference\.weight_transfer.*adapter",
+        ),
         ({"inference": {"engine": "sglang"}}, "inference.engine"),
         ({"inference": {"engine": "vllm", "lockstep": False}}, "inference.replicas"),
         ({"inference": {"engine": "vllm", "lockstep": False, "replicas": 1}}, "inference.server_python"),
@@ -389,3 +450,18 @@ def test_what_servers_cannot_do_is_refused_by_name(changes: dict[str, Any], key:
     whole = changes if "inference" in changes else {"inference": SERVED, **changes}
     with pytest.raises(ConfigError, match=key):
         load_config(whole)
+
+
+def test_over_nccl_each_server_needs_a_gpu_beside_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "require_vllm", lambda python, key: None)
+    monkeypatch.setattr(samplers, "require_nccl", lambda: None)
+    monkeypatch.setattr(samplers, "cuda_devices", lambda: ["one", "two", "three"])
+    inference = {"engine": "vllm", "lockstep": False, "server_python": "python", "weight_transfer": "nccl"}
+    for replicas in (2, 3):
+        settings = {"model": {"device": "cuda"}, "inference": {**inference, "replicas": replicas}}
+        config = load_config(settings)
+        if replicas == 2:
+            samplers.require_servers(config)
+            continue
+        with pytest.raises(ConfigError, match=r"inference\.replicas.* 3.* 3 GPUs"):
+            samplers.require_servers(config)

@@ -18,7 +18,7 @@ import pytest
 
 from rllm.build.gateways import Address, FleetSettings, fleet_gateway
 from rllm.inference.client import TokenPiece
-from rllm.inference.fleet import Fleet
+from rllm.inference.fleet import Fleet, WeightFiles
 from rllm.inference.vllm import VLLMClient
 from rllm.inference.vllm_process import ServerProcess, ServerSettings, start_replicas
 from rllm.models.directory import load_model, save_model
@@ -140,8 +140,9 @@ async def test_an_answer_goes_on_at_the_other_server_when_its_own_is_killed_in_m
     model, pieces = load_model(replicas.models[1]), Reached()
     fleet = Fleet(
         [replicas.client(index) for index in range(2)],
-        write_weights=lambda target: save_model(model, target, with_output_layer=True),
-        directory=tmp_path / "weights",
+        weights=WeightFiles(
+            lambda target: save_model(model, target, with_output_layer=True), tmp_path / "weights"
+        ),
         max_context=transcript.MAX_CONTEXT,
     )
     fleet.publish(1)

@@ -149,6 +149,10 @@ class InferenceConfig:
     server_seeds: bool = True
     """Send each request to vLLM with its seed. vLLM 0.32 on a CPU ends with the first seed that it gets: set
     this to false there, and draws are the servers' own."""
+    weight_transfer: str = "files"
+    """Way in which a vLLM server gets new weights: `files`, a directory in the run's that it reads; `nccl`,
+    tensors from the trainer's GPU to those of the server, which has to be started for it. Adapters go by
+    files."""
     at_publish: str = "recompute"
     """Way in which answers under way at a vLLM server meet new weights. `recompute`: they go on by the new
     ones, which read their context anew, as the built-in engine does it. `keep`: they go on with the keys and
@@ -168,10 +172,18 @@ class InferenceConfig:
         one_of("inference.engine", self.engine, ("local", "vllm"))
         at_least("inference.replicas", self.replicas, 0)
         if self.engine == "local":
-            for name in ("replicas", "server_python", "servers", "server_seeds", "at_publish"):
+            for name in (
+                "replicas",
+                "server_python",
+                "servers",
+                "server_seeds",
+                "weight_transfer",
+                "at_publish",
+            ):
                 unused("inference", self, name, "the built-in engine samples; set `inference.engine` to vllm")
             return
         one_of("inference.at_publish", self.at_publish, ("recompute", "keep", "finish"))
+        one_of("inference.weight_transfer", self.weight_transfer, ("files", "nccl"))
         unused("inference", self, "cache_tokens", "servers have their own; set `inference.engine` to local")
         if bool(self.replicas) != bool(self.server_python):
             raise ConfigError(
@@ -490,10 +502,26 @@ class TrainConfig:
             why = "no answer is under way when the weights change; set `schedule.kind` to async"
             unused("inference", self.inference, "at_publish", why)
         with_adapter = [name for name in self.named_policies if self.adapter_of(name).rank]
+        if self.inference.weight_transfer == "nccl":
+            self._validate_nccl(with_adapter)
         if self.inference.at_publish == "keep" and with_adapter:
             raise ConfigError(
                 '`inference.at_publish` is "keep", and an adapter is trained: servers keep what each adapter '
                 'has read apart, so the next one reads everything anew. Set it to "recompute" or "finish".'
+            )
+
+    def _validate_nccl(self, with_adapter: list[str]) -> None:
+        """Raises ConfigError for weights that NCCL cannot bring to servers."""
+        where = '`inference.weight_transfer` is "nccl"'
+        if not self.model.device.startswith("cuda"):
+            raise ConfigError(
+                f"{where}, and `model.device` is {self.model.device!r}: NCCL sends from a GPU. Set the "
+                "latter to cuda, or the former to files."
+            )
+        if with_adapter:
+            raise ConfigError(
+                f"{where}, and the adapter of {', '.join(with_adapter)} is trained, which goes to servers by "
+                "files in any case: leave the key out."
             )
 
     def _elsewhere(self) -> str:

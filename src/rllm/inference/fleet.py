@@ -4,6 +4,7 @@
                  └─ it fails: out of service, the call goes to another one
     every few seconds ──► does it answer at all? ──► no: as if it had failed, also the calls under way
     publish ──► weights on disk, once ──► each replica: pause, load, forget what was read, version, resume
+             or tensors over NCCL ──► one replica after another, in the same way
     out of service ──► asked every second ──► it answers again: the newest weights first, then calls
 
 Each token carries the version of the weights that its replica had. No call is lost to a replica that ends:
@@ -29,6 +30,7 @@ from rllm.inference.client import ModelClient
 from rllm.inference.prefix_routes import PrefixRoutes
 from rllm.inference.token_session import TokenSession
 from rllm.inference.vllm import VLLMClient
+from rllm.inference.weight_link import TensorSender
 from rllm.types.messages import ModelOutput, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,9 @@ PROBE_EVERY_S = 1.0
 CHECK_EVERY_S = 10.0
 """Between two questions to one that is in service: one that hangs takes calls and answers none."""
 UNLOAD_S = 10.0
-"""For a replica that leaves to drop its adapters."""
+"""For a replica that leaves to drop its adapters, or our NCCL group."""
+LOOK_EVERY_S = 0.005
+"""Between two looks at whether somebody still changes or reads the weights."""
 AGREEMENT = 1e-2
 """Nats that two replicas of the same weights may differ by; in float32 they do by 1e-5."""
 
@@ -121,12 +125,24 @@ class _Weights:
     directory: Path
 
 
+@dataclass(slots=True, frozen=True)
+class WeightFiles:
+    """The way of weights by a directory that every replica can read."""
+
+    write: Callable[[Path], None]
+    """Writes the policy as it is into a directory that it makes."""
+    directory: Path
+    """Holds what was written last, and goes with the fleet."""
+    is_adapter: bool = False
+    """Whether it is an adapter in peft's format, on the model that the replicas serve."""
+
+
 class Fleet(ModelClient):
     """A `TokenClient` and a `ModelClient` on replicas; see the module docstring.
 
-    `write_weights` writes the policy as it is into a directory that every replica can read; `directory`
-    holds it. All replicas need the model's tokenizer, which `clients` have. Nothing is sampled before the
-    first `publish` has reached a replica. Without `write_weights` they keep the weights that they have.
+    All replicas need the model's tokenizer, which `clients` have. Nothing is sampled before the first
+    `publish` has reached a replica, by `weights`: files, or tensors over NCCL. Without, they keep the weights
+    that they have.
     """
 
     def __init__(
@@ -134,21 +150,17 @@ class Fleet(ModelClient):
         clients: Sequence[VLLMClient],
         *,
         max_context: int,
-        write_weights: Callable[[Path], None] | None = None,
-        directory: Path | None = None,
-        is_adapter: bool = False,
+        weights: WeightFiles | TensorSender | None = None,
         patience_s: float = 600.0,
         num_starts: Sequence[Callable[[], int]] = (),
     ) -> None:
-        """`is_adapter`: `write_weights` writes an adapter in peft's format, on the model that the replicas
-        serve. `patience_s`: how long a call waits while no replica is in service. `num_starts`: of each
-        replica, how often it has been started so far; empty where nobody knows."""
-        self._is_adapter = is_adapter
+        """`patience_s`: how long a call waits while no replica is in service. `num_starts`: of each replica,
+        how often it has been started so far; empty where nobody knows."""
         starts = num_starts or [lambda: 1] * len(clients)
         self.replicas = [Replica(*each) for each in zip(clients, starts, strict=True)]
         self.renderer = clients[0].renderer
-        self._write_weights = write_weights
-        self._directory = directory
+        self._files = weights if isinstance(weights, WeightFiles) else None
+        self._sender = None if isinstance(weights, WeightFiles) else weights
         self._routes = PrefixRoutes[Replica]()
         self._max_context = max_context
         self._patience_s = patience_s
@@ -168,6 +180,11 @@ class Fleet(ModelClient):
         return self._policy_version
 
     @property
+    def _follows(self) -> bool:
+        """Whether the replicas are given the weights of a policy."""
+        return self._files is not None or self._sender is not None
+
+    @property
     def max_context(self) -> int:
         return self._max_context
 
@@ -185,7 +202,13 @@ class Fleet(ModelClient):
 
     def publish(self, policy_version: int, write: Callable[[], None] | None = None) -> None:
         """The weights are now those of `policy_version`, once `write` has written them. Replicas get them
-        before they answer the next call."""
+        before they answer the next call.
+
+        Waits while they are read. Raises RuntimeError on the event loop that reads them for NCCL, which could
+        not go on.
+        """
+        if self._sender is not None and self._changing.locked() and _is_on_event_loop():
+            raise RuntimeError("Weights are published by a thread of its own while replicas are given some.")
         with self._changing:
             self._take(policy_version, write)
 
@@ -302,12 +325,12 @@ class Fleet(ModelClient):
     async def close(self) -> None:
         for replica in self.replicas:
             await _end(replica)
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._files is not None:
+            shutil.rmtree(self._files.directory, ignore_errors=True)
 
     async def _in_service(self, first_choice: Replica | None = None, num_tokens: int = 0) -> Replica:
         """Choose who is asked next, for so many tokens."""
-        if self._write_weights is not None and not self._num_publishes:
+        if self._follows and not self._num_publishes:
             raise InferenceError("No weights were published yet, so the replicas have none to answer with.")
 
         def free() -> list[Replica]:
@@ -333,46 +356,66 @@ class Fleet(ModelClient):
         """Give a replica the newest weights; others go on meanwhile. Calls of the same replica wait."""
         if replica.watch is None:
             replica.watch = asyncio.create_task(self._watch(replica))
-        if self._write_weights is None:
+        if not self._follows:
             return
         async with replica.updating:
             start = replica.num_starts()
             if replica.start_with_weights != start:  # it may have begun anew while nobody asked it
                 replica.weights_number = -1
-                replica.client.forget_adapters()
+                replica.client.forget_weights()
             if replica.weights_number == self._num_publishes:
                 return
-            weights = await self._weights_on_disk()
-            if self._is_adapter:
+            if self._sender is not None:
+                number = await self._give_tensors(replica, self._sender)
+                replica.weights_number, replica.start_with_weights = number, start
+                return
+            assert self._files is not None, "weights go by one way or the other"
+            weights = await self._weights_on_disk(self._files)
+            if self._files.is_adapter:
                 await replica.client.load_adapter(weights.directory, weights.policy_version)
             else:
                 await replica.client.update_weights(weights.directory, weights.policy_version)
             replica.weights_number, replica.start_with_weights = weights.number, start
 
-    async def _weights_on_disk(self) -> "_Weights":
+    async def _give_tensors(self, replica: Replica, sender: TensorSender) -> int:
+        """Which publish the replica has now."""
+        number = -1
+
+        @asynccontextmanager
+        async def hold_weights() -> AsyncIterator[int]:
+            nonlocal number
+            while not self._changing.acquire(blocking=False):
+                await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                number = self._num_publishes
+                yield self._policy_version
+            finally:
+                self._changing.release()
+
+        await replica.client.receive_weights(sender, hold_weights)
+        return number
+
+    async def _weights_on_disk(self, files: WeightFiles) -> "_Weights":
         """The newest; those before them stay, because a replica may be reading them."""
-        assert self._directory is not None, "there are weights to write"
         async with self._writing:
             last = self._on_disk
             if last is None or last.number != self._num_publishes:
-                self._directory.mkdir(parents=True, exist_ok=True)
-                newest = await asyncio.to_thread(self._write)
-                for old in self._directory.iterdir():
+                files.directory.mkdir(parents=True, exist_ok=True)
+                newest = await asyncio.to_thread(self._write, files)
+                for old in files.directory.iterdir():
                     if old != newest.directory and (last is None or old != last.directory):
                         shutil.rmtree(old, ignore_errors=True)
                 return newest
             return last
 
-    def _write(self) -> "_Weights":
-        assert self._directory is not None, "there are weights to write"
-        assert self._write_weights is not None, "there are weights to write"
+    def _write(self, files: WeightFiles) -> "_Weights":
         with self._changing:
             number, policy_version = self._num_publishes, self._policy_version
             last = self._on_disk
             if last is not None and last.number == number:  # by a call that was cancelled meanwhile
                 return last
-            target = self._directory / f"publish-{number}"
-            self._write_weights(target)
+            target = files.directory / f"publish-{number}"
+            files.write(target)
             self._on_disk = _Weights(number=number, policy_version=policy_version, directory=target)
             return self._on_disk
 
@@ -437,9 +480,17 @@ class FleetSession(TokenSession):
         return output
 
 
+def _is_on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _forget_weights(replica: Replica) -> None:
     replica.weights_number = -1
-    replica.client.forget_adapters()
+    replica.client.forget_weights()
 
 
 async def _end(replica: Replica) -> None:
@@ -449,5 +500,5 @@ async def _end(replica: Replica) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     with suppress(TimeoutError):
         async with asyncio.timeout(UNLOAD_S):
-            await replica.client.unload_adapters()
+            await replica.client.leave()
     await replica.client.close()

@@ -14,8 +14,9 @@ With a grammar, the server does not tell which tokens it left no choice about: a
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +29,7 @@ from rllm.inference.publish_gate import Gate
 from rllm.inference.token_session import TokenSession
 from rllm.inference.vllm_http import VLLMHttp, VLLMServerFacts
 from rllm.inference.vllm_images import NEEDS, complete_with_images, shows_images
+from rllm.inference.weight_link import HoldWeights, TensorSender, WeightLink
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer
 from rllm.types.draws import draw_seed
@@ -86,12 +88,15 @@ class VLLMClient(ModelClient):
         self.renderer = ChatRenderer(self.tokenizer)
         self._policy_version = 0
         self._has_given_weights = False
+        self._weights_are_whole = True
         self._tells_version = False
         """Whether an answer has named the version of the weights that it was given."""
         self._adapters: list[str] = []
         """Names of the adapters that the server has; the last one answers."""
         self._old_adapters: list[str] = []
         """Names of those that it may still have, and nobody asks."""
+        self._link: WeightLink | None = None
+        """By which it was given weights over NCCL."""
         self._gate = Gate()
         self._http = VLLMHttp(
             self.base_url,
@@ -178,37 +183,84 @@ class VLLMClient(ModelClient):
         for pattern in ("config.json", "*.safetensors"):
             if not any(directory.glob(pattern)):
                 raise ConfigError(f"{directory} is no model directory: it has no {pattern}.")
-        is_sglang = (await self._facts()).engine == "sglang"
-        async with self._gate.closed(self._cut):
-            load = self._load_into_sglang if is_sglang else self._load_into_vllm
-            await load(str(directory.resolve()), str(policy_version))
-            self._policy_version = policy_version
-            self._has_given_weights = True
+        where = str(directory.resolve())
+        if (await self._facts()).engine == "sglang":
+            await self._change_weights(partial(self._load_into_sglang, where, policy_version))
+            return
 
-    async def _load_into_vllm(self, directory: str, version: str) -> None:
+        async def read() -> int:
+            rpc = {"method": "reload_weights", "kwargs": {"weights_path": where}}
+            await self._http.tell("/collective_rpc", rpc)
+            return policy_version
+
+        await self._change_weights(partial(self._load_into_vllm, read))
+
+    async def receive_weights(self, sender: TensorSender, hold_weights: HoldWeights) -> None:
+        """Let the server have what `sender` sends over NCCL, while `hold_weights` lets nobody change it.
+        Calls meet it as they meet `update_weights`.
+
+        Needs vLLM as `weight_link.NEEDS` says. Raises ConfigError where it is not, and InferenceError when
+        the server has not got all of it.
+        """
+        if (await self._facts()).engine == "sglang":
+            raise ConfigError(
+                f"The server at {self.base_url} is SGLang, which this client gives no weights over NCCL; "
+                "serve the model with vLLM, or set `inference.weight_transfer` to files."
+            )
+        if self._link is None:
+            self._link = WeightLink(self._http, sender)
+        await self._link.join()
+        await self._change_weights(partial(self._load_into_vllm, partial(self._link.push, hold_weights)))
+
+    async def _change_weights(self, load: Callable[[], Awaitable[int]]) -> None:
+        """`load` returns the policy version of what the server has then. After one that failed nobody is
+        answered, until one has not: the weights may be half new, or what the old ones read be kept."""
+        async with self._gate.closed(self._cut):
+            try:
+                self._policy_version = await load()
+            except ConfigError:  # it has no such call, so it has the weights that it had
+                raise
+            except BaseException:
+                self._weights_are_whole = False
+                raise
+            self._weights_are_whole = self._has_given_weights = True
+
+    async def _load_into_vllm(self, load: Callable[[], Awaitable[int]]) -> int:
         # For whoever else asks this server, which forgets what it has read unless it is asked not to.
         pause = "mode=keep&clear_cache=false" if self._at_publish == KEEP else "mode=wait"
         await self._http.tell(f"/pause?{pause}", {})
         try:
-            where = {"weights_path": directory}
-            await self._http.tell("/collective_rpc", {"method": "reload_weights", "kwargs": where})
+            policy_version = await load()
             if self._at_publish != KEEP:
                 await self._forget_what_was_read()
-            await self._http.tell("/update_weight_version", {"new_version": version})
+            await self._http.tell("/update_weight_version", {"new_version": str(policy_version)})
         finally:
             await self._checks.tell("/resume", {})  # one that hangs is not waited for
+        return policy_version
 
-    async def _load_into_sglang(self, directory: str, version: str) -> None:
+    async def _load_into_sglang(self, directory: str, policy_version: int) -> int:
         keeps = self._at_publish == KEEP
         needs = "no router before it"
         await self._http.tell("/pause_generation", {"mode": "in_place" if keeps else "retract"}, needs)
         try:
+            version = str(policy_version)
             body = {"model_path": directory, "weight_version": version, "flush_cache": not keeps}
             reply = await self._http.tell("/update_weights_from_disk", body, needs)
             if not (isinstance(reply, dict) and reply.get("success")):
                 raise InferenceError(f"The server at {self.base_url} did not read the new weights: {reply}")
         finally:
             await self._checks.tell("/continue_generation", {}, needs)
+        return policy_version
+
+    @asynccontextmanager
+    async def _passing(self) -> AsyncIterator[None]:
+        """For one request, which new weights wait for."""
+        async with self._gate.passing():
+            if not self._weights_are_whole:
+                raise InferenceError(
+                    f"The server at {self.base_url} has not got all of the new weights; publish again."
+                )
+            yield
 
     async def _forget_what_was_read(self) -> None:
         reply = await self._http.tell("/reset_prefix_cache", {})
@@ -245,14 +297,19 @@ class VLLMClient(ModelClient):
         self._cut()
         await self._unload_old_adapters()
 
-    def forget_adapters(self) -> None:
-        """The server may have begun anew, without any."""
+    def forget_weights(self) -> None:
+        """The server may have begun anew, without adapters and in no NCCL group."""
         self._old_adapters += self._adapters
         self._adapters = []
+        if self._link is not None:
+            self._link.drop()
 
-    async def unload_adapters(self) -> None:
-        """Leave none of ours in the server."""
-        self.forget_adapters()
+    async def leave(self) -> None:
+        """Leave nothing of ours in the server but the weights."""
+        if self._link is not None:
+            with suppress(ConfigError, InferenceError):
+                await self._link.close()
+        self.forget_weights()
         await self._unload_old_adapters()
 
     async def _unload_old_adapters(self) -> None:
@@ -301,7 +358,7 @@ class VLLMClient(ModelClient):
         max_tokens = min(answer.sampling.max_tokens, room)
         answer.finish_reason = answer.stop_reason = None  # of a part that failed in its last moment
         while not self._is_whole(answer, max_tokens):
-            async with self._gate.passing(), self._until_cut(answer.sampling):
+            async with self._passing(), self._until_cut(answer.sampling):
                 await self._hear_part(answer, max_tokens)
         if answer.finish_reason is FinishReason.LENGTH and len(answer.ids) < max_tokens:
             raise InferenceError(
@@ -425,7 +482,7 @@ class VLLMClient(ModelClient):
         body = self._body(greedy.part(self.base_url, 0), 1) | {"stream": False, "prompt_logprobs": 0}
         for name in ("seed", "stream_options"):
             body.pop(name, None)
-        async with self._gate.passing(), aclosing(self._ask(body)) as chunks:
+        async with self._passing(), aclosing(self._ask(body)) as chunks:
             (reply,) = [chunk async for chunk in chunks]
         scores = reply["choices"][0]["prompt_logprobs"][start:]
         return [float(each[str(token)]["logprob"]) for each, token in zip(scores, ids[start:], strict=True)]
@@ -437,7 +494,7 @@ class VLLMClient(ModelClient):
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        async with self._gate.passing():
+        async with self._passing():
             reply = await self._http.tell("/generate", body, "no router before it")
         rows = reply["meta_info"]["input_token_logprobs"]
         if [row[1] for row in rows] != list(ids):

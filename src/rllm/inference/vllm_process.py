@@ -10,6 +10,7 @@ while, SIGKILL; where its starter is killed, the kernel ends it.
 
 import asyncio
 import ctypes
+import itertools
 import logging
 import os
 import signal
@@ -55,6 +56,8 @@ class ServerSettings:
     device: str = "cpu"
     adapter_rank: int = 0
     """The rank of the adapters that it gets; 0 where it gets whole models."""
+    takes_tensors: bool = False
+    """Whether it gets new weights over NCCL."""
     reads_images: bool = False
     """Whether its prompts of ids show images."""
     cache_gb: int = 1
@@ -77,6 +80,7 @@ class ServerSettings:
             "--enforce-eager",
             *("--structured-outputs-config.backend", "guidance"),  # the one that reads Lark grammars
             *(("--enable-scale-out",) if self.reads_images else ()),
+            *(("--weight-transfer-config", '{"backend": "nccl"}') if self.takes_tensors else ()),
             *(("--enable-lora", "--max-loras", "2") if self.adapter_rank else ()),
             *(("--max-lora-rank", str(_lora_rank(self.adapter_rank))) if self.adapter_rank else ()),
         ]
@@ -97,8 +101,14 @@ class ServerSettings:
                 "VLLM_USE_V2_MODEL_RUNNER": "0",
             }
         else:
-            own["CUDA_VISIBLE_DEVICES"] = str(gpu)
+            own["CUDA_VISIBLE_DEVICES"] = _card_named(gpu)
         return {**os.environ, **own}
+
+
+def _card_named(gpu: int) -> str:
+    """The name of the GPU with this number among those that this process may use."""
+    usable = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return usable[gpu] if gpu < len(usable) and usable[gpu] else str(gpu)
 
 
 def _lora_rank(rank: int) -> int:
@@ -247,14 +257,17 @@ async def start_replicas(
     open_until_done: AsyncExitStack,
     *,
     first_gpu: int = 0,
+    spared_gpu: int | None = None,
 ) -> list[ServerProcess]:
     """Servers that are ready, and end with `open_until_done`; what they print goes to `logs`.
 
-    On GPUs the first has `first_gpu`, and each other the next one.
+    On GPUs the first has `first_gpu`, and each other the next one, where `spared_gpu` does not count: NCCL
+    lets no two processes of a group share one.
     """
+    gpus = (each for each in itertools.count() if each != spared_gpu)
     processes = [
-        ServerProcess(settings, first_gpu + index, logs / f"replica-{index}.log")
-        for index in range(num_replicas)
+        ServerProcess(settings, gpu, logs / f"replica-{index}.log")
+        for index, gpu in enumerate(itertools.islice(gpus, first_gpu, first_gpu + num_replicas))
     ]
     starts = (open_until_done.enter_async_context(each) for each in processes)
     # All of them, also after one has failed: what is on its way to being started is on its way to be ended.

@@ -70,6 +70,12 @@ def cuda_devices() -> list[str]:
     return [f"{each.name}, {each.total_memory / 1e9:.0f} GB" for each in devices]
 
 
+def gpu_number(device: str) -> int:
+    """Which of the GPUs that this process sees `cuda` or `cuda:N` is."""
+    number = torch.device(device).index
+    return 0 if number is None else number
+
+
 def accelerator_bytes(device: str) -> int:
     """Memory of a CUDA device."""
     return torch.cuda.get_device_properties(torch.device(device)).total_memory

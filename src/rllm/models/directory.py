@@ -309,18 +309,26 @@ def save_model(
         for path in sorted(model.directory.iterdir())
         if path.name in KEPT_FILES or path.suffix in suffixes
     }
-    weights = model.model.state_dict_hf()
+    weights = weights_with_output_layer(model) if with_output_layer else model.model.state_dict_hf()
     dtype = next(iter(weights.values())).dtype  # of the weights as they are now, whatever they were read from
     config = {name: value for name, value in model.config.items() if name != "torch_dtype"}
     config["dtype"] = str(dtype).removeprefix("torch.")
     if with_output_layer and config.get("tie_word_embeddings"):
-        if EMBEDDING not in weights:
-            raise ConfigError(
-                f"{model.directory} shares its output layer with a layer that is not {EMBEDDING}."
-            )
-        weights = {**weights, OUTPUT_LAYER: weights[EMBEDDING].clone()}
         config["tie_word_embeddings"] = False
     write_model(directory, config, weights, files, write_weights or write_one_file)
+
+
+def weights_with_output_layer(model: LoadedModel) -> dict[str, Tensor]:
+    """Views of the weights by Hugging Face names, with an output layer also where that is the embedding.
+
+    Raises ConfigError for an architecture whose embedding has another name than most.
+    """
+    weights = model.model.state_dict_hf()
+    if not model.config.get("tie_word_embeddings"):
+        return weights
+    if EMBEDDING not in weights:
+        raise ConfigError(f"{model.directory} shares its output layer with a layer that is not {EMBEDDING}.")
+    return {**weights, OUTPUT_LAYER: weights[EMBEDDING]}
 
 
 EMBEDDING, OUTPUT_LAYER = "model.embed_tokens.weight", "lm_head.weight"

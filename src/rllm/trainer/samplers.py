@@ -1,7 +1,7 @@
 """The samplers of a run's policies: the built-in engine, or a fleet of model servers.
 
 policy ──► LocalClient, in this process, the trainer's own parameters
-      └──► Fleet ──► replicas that the run starts, or servers that run: weights by directory
+      └──► Fleet ──► replicas that the run starts, or servers that run: weights by directory, or over NCCL
 """
 
 import shutil
@@ -20,8 +20,11 @@ from rllm.errors import CanaryError, ConfigError, InferenceError
 from rllm.inference.client import ModelClient, TokenClient
 from rllm.inference.local.client import LocalClient
 from rllm.inference.vllm_process import ServerProcess, ServerSettings, require_vllm, start_replicas
+from rllm.models.devices import cuda_devices, gpu_number
 from rllm.models.directory import LoadedModel, save_model
 from rllm.models.lora import save_adapter
+from rllm.models.nccl import require_nccl
+from rllm.models.weight_sending import WeightSender
 from rllm.trainer.backends.torch_optimizer import HALF
 from rllm.trainer.canary import HALF_TOLERANCE, TOLERANCE, Canary, CanaryTrainer, row_to_score, row_with_image
 from rllm.trainer.policies import PolicyModel, make_client
@@ -29,8 +32,11 @@ from rllm.trainer.reference import ModelScorer
 from rllm.types.messages import SamplingParams
 
 if TYPE_CHECKING:
+    from rllm.inference.fleet import WeightFiles
     from rllm.inference.vllm import VLLMClient
 
+NCCL = "nccl"
+"""The `inference.weight_transfer` that leaves nothing on disk."""
 WEIGHTS = "served_weights"
 """Where in a run's directory replicas find what was published last; it goes when the run ends."""
 LOGS = "servers"
@@ -90,9 +96,7 @@ async def open_client(
             urls = [each.url for each in processes]
         fleet = Fleet(
             [_client(config, url, model) for url in urls],
-            write_weights=partial(_write if model.base is None else save_adapter, model),
-            is_adapter=model.base is not None,
-            directory=weights / "published",
+            weights=_weights_of(config, model, weights / "published"),
             max_context=config.inference.max_context,
             num_starts=[partial(getattr, each, "num_starts") for each in processes],
         )
@@ -179,6 +183,7 @@ async def _start(
         dtype=config.model.number_type,
         device=config.model.device,
         adapter_rank=config.adapter_of(policy).rank,
+        takes_tensors=inference.weight_transfer == NCCL,
         reads_images=model.tokenizer.images is not None,
     )
     place = list(config.named_policies).index(policy)
@@ -188,6 +193,7 @@ async def _start(
         run / LOGS / policy,
         open_until_done,
         first_gpu=place * inference.replicas,
+        spared_gpu=gpu_number(config.model.device) if inference.weight_transfer == NCCL else None,
     )
 
 
@@ -211,6 +217,17 @@ def _client(config: TrainConfig, url: str, model: LoadedModel) -> "VLLMClient":
     )
 
 
+def _weights_of(config: TrainConfig, model: LoadedModel, directory: Path) -> "WeightFiles | WeightSender":
+    """The way in which a fleet is given the weights of `model`."""
+    from rllm.inference.fleet import WeightFiles
+
+    if config.inference.weight_transfer == NCCL:
+        return WeightSender(model)
+    has_adapter = model.base is not None
+    write = save_adapter if has_adapter else _write
+    return WeightFiles(partial(write, model), directory, is_adapter=has_adapter)
+
+
 def _write(model: LoadedModel, directory: Path) -> None:
     """Untied: of a model with tied embeddings vLLM keeps the old output layer when it reads new weights."""
     save_model(model, directory, with_output_layer=True)
@@ -218,8 +235,18 @@ def _write(model: LoadedModel, directory: Path) -> None:
 
 def require_servers(config: TrainConfig) -> None:
     """Raises ConfigError, before any work, for servers that cannot be started."""
-    if config.inference.replicas:
+    num_replicas = config.inference.replicas
+    if num_replicas:
         require_vllm(config.inference.server_python, "`inference.server_python`")
+    if config.inference.weight_transfer == NCCL:
+        require_nccl()
+        num_servers, num_gpus = num_replicas * len(config.named_policies), len(cuda_devices())
+        if num_servers >= num_gpus > 0:
+            raise ConfigError(
+                f"`inference.replicas` is {num_replicas}, for {len(config.named_policies)} policies, and "
+                f"this machine has {num_gpus} GPUs: over NCCL each server needs one of its own, and the "
+                "trainer another. Start fewer, or set `inference.weight_transfer` to files."
+            )
     key_of: dict[str, str] = {}
     for key, urls in dict(map(config.servers_of, config.named_policies)).items():
         for url in urls:
