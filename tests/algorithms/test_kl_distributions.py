@@ -90,7 +90,9 @@ def _of_logits(student: torch.Tensor, teacher: torch.Tensor, kind: str) -> torch
 @pytest.mark.parametrize("kind", DIVERGENCES)
 def test_what_one_of_the_two_never_says_makes_no_number_that_is_none(kind: str) -> None:
     student = torch.tensor([[0.0, 1.0, -1e4]], dtype=torch.float32, requires_grad=True)
-    found = divergence_terms(student.log_softmax(-1), torch.tensor([[0.0, 1.0, -1e4]]).log_softmax(-1), kind)
+    found = divergence_terms(
+        student.log_softmax(-1), torch.tensor([[0.0, 1.0, -1e4]]).log_softmax(-1), kind, 0.5
+    )
     found.sum().backward()
     assert student.grad is not None
     assert bool(torch.isfinite(found).all() and torch.isfinite(student.grad).all())
@@ -130,4 +132,4 @@ def test_words_that_both_rule_out_change_no_slope(kind: str) -> None:
 
 def test_slopes_of_a_divergence_that_there_is_not_are_refused() -> None:
     with pytest.raises(ConfigError, match="no divergence `hellinger`"):
-        divergence_slopes(torch.zeros(1, 2), torch.zeros(1, 2), "hellinger")
+        divergence_slopes(torch.zeros(1, 2), torch.zeros(1, 2), "hellinger", 0.5)

@@ -162,6 +162,11 @@ def test_measures_are_of_each_token() -> None:
         [math.exp(-0.1), math.exp(0.6), 1.0, math.exp(-0.1), 0.0, 1.0]
     )
     assert measures["corrected_frac"].tolist() == [0, 0, 0, 0, 1, 0]
+    beside_a_teacher = PolicyLoss().measures(tokens(teacher_M=REF))
+    assert (
+        beside_a_teacher["reverse_kl"].tolist()
+        == (given.old_M - torch.tensor(REF, dtype=torch.float64)).tolist()
+    )
     assert set(PolicyLoss().measures(tokens())) == {"ratio_mean", "clipped_frac", "kl"}
     assert ImitationLoss().measures(given) == {}
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rllm.algorithms.context import AlgorithmContext
+from rllm.algorithms.estimators import sees_attempts
 from rllm.algorithms.grouping import GroupingCounts, group_advantages
 from rllm.config.algorithm import AlgorithmConfig
 from rllm.errors import ConfigError
@@ -107,6 +108,10 @@ def test_ones_own_estimator_also_sees_an_attempt_that_is_alone(seeing: str) -> N
 def test_where_turns_are_credited_each_is_an_attempt_of_one_turn(seeing: str) -> None:
     advantages = _advantages_by(f"{seeing}:alone", credit="turn")
     assert {uid: len(turns) for uid, turns in advantages.items()} == {"first": 2, "second": 1}
+
+
+def test_a_function_that_does_not_name_its_arguments_is_one_of_rewards() -> None:
+    assert not sees_attempts(max)
 
 
 def test_what_is_none_of_the_three_forms_is_refused(seeing: str) -> None:

@@ -214,6 +214,12 @@ async def test_what_cannot_be_kept_fails_one_episode_by_name() -> None:
         engine.counts.check()
 
 
+async def test_an_environment_that_exits_as_it_closes_is_on_record() -> None:
+    for episode in (await play(exits(), tasks(2))).values():
+        (trajectory,) = episode.trajectories
+        assert "SystemExit(4)" in trajectory.info["close_error"]
+
+
 async def test_what_was_sampled_stays_on_record_when_the_rest_cannot_be_kept() -> None:
     engine = keeps(lambda trajectory: last(trajectory, info={"x": NAN, "why": "kept"}))
     bad = (await play(engine, tasks(10)))[BAD]

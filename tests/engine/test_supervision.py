@@ -27,7 +27,7 @@ class Clock:
     """Shows what it was set to."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self.now_s = self.start_s = 86_400.0
         self.num_reads = 0
 
     def __call__(self) -> float:
@@ -184,7 +184,9 @@ async def test_a_stall_saves_reports_and_ends_with_the_name_of_the_culprit(
             await running
     assert threads == [threading.current_thread()], "the loop reacts, so it is the loop that saves"
     message = str(stall.value)
-    assert re.search(r"No rollout has moved for \d+ s: 1 episodes are in flight", message)
+    match = re.search(r"No rollout has moved for (\d+) s: 1 episodes are in flight", message)
+    assert match is not None
+    assert 600 <= int(match[1]) <= clock.now_s - clock.start_s
     assert "bad:0" in message
     assert "in turn 2, waits for environment.step" in message
     assert "conftest.py" in message, "the line at which the environment hangs"
@@ -233,7 +235,7 @@ async def test_a_loop_that_hangs_in_python_code_is_interrupted(
 ) -> None:
     class Spinning(agent_class):  # type: ignore[misc, valid-type]
         def update_from_model(self, response: str, **kwargs: Any) -> Any:
-            clock.now_s = 11.0
+            clock.now_s += 11.0
             end = time.monotonic() + 20.0
             while time.monotonic() < end:
                 pass

@@ -42,6 +42,22 @@ async def test_one_call_in_two_steps_is_refused() -> None:
         await episodes_of(engine_of(Doubles), TASKS[:1])
 
 
+async def test_every_call_of_an_episode_that_cannot_be_read_is_a_step() -> None:
+    class DoublesOnce(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            messages: list[Message] = [{"role": "user", "content": "?"}]
+            output = await self.rollout_engine.get_model_response(messages)
+            num_steps = 2 if task == TASKS[0] else 1
+            steps = [Step.from_model_output(output, messages) for _ in range(num_steps)]
+            return Episode(trajectories=[Trajectory(steps=steps)])
+
+    episodes = await episodes_of(engine_of(DoublesOnce))
+    (bad,) = [each for each in episodes if each.task_id == "t0"]
+    assert bad.outcome is Outcome.INFRASTRUCTURE_FAILURE
+    assert [len(each.steps) for each in bad.trajectories] == [1]
+    assert (bad.metrics["unclaimed_calls"], bad.metrics["unclaimed_tokens"]) == (0.0, 0.0)
+
+
 async def test_steps_without_an_output_are_found_by_what_they_say() -> None:
     class Plain(Workflow):
         """Steps as published agents make them: messages and text, no output; in no particular order."""

@@ -21,7 +21,7 @@ from rllm.errors import ConfigError, choices_of
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")
 
 
-def divergence_terms(student_M_V: Tensor, teacher_M_V: Tensor, kind: str, beta: float = 0.5) -> Tensor:
+def divergence_terms(student_M_V: Tensor, teacher_M_V: Tensor, kind: str, beta: float) -> Tensor:
     """[M] in nats, of log-probabilities; the gradient goes to the student's. `beta` is of `jsd` alone."""
     teacher_M_V = teacher_M_V.detach()
     if kind == "forward_kl":
@@ -34,7 +34,7 @@ def divergence_terms(student_M_V: Tensor, teacher_M_V: Tensor, kind: str, beta: 
     raise _unknown(kind)
 
 
-def divergence_slopes(student_M_V: Tensor, teacher_M_V: Tensor, kind: str, beta: float = 0.5) -> Tensor:
+def divergence_slopes(student_M_V: Tensor, teacher_M_V: Tensor, kind: str, beta: float) -> Tensor:
     """[M, V] derivative of `divergence_terms` by the logits z that the student's log-probabilities are of.
 
     With log q = z - log Σ exp z a sum Σ_j f(q_j), where g_j = f'(q_j), has the slope q_j (g_j - Σ_k q_k g_k):
