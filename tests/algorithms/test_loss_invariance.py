@@ -90,7 +90,9 @@ EVERY: dict[str, Loss] = {
     "fixed length": PolicyLoss(aggregation=FixedLength(num_tokens=7)),
     "groups": PolicyLoss(aggregation="group_mean"),
     "value": ValueLoss(clip=0.3),
-    "actor and critic": ActorCriticLoss(policy=PolicyLoss(entropy_coef=0.1), value=ValueLoss(clip=0.2)),
+    "actor and critic": ActorCriticLoss(
+        policy=PolicyLoss(entropy_coef=0.1), value=ValueLoss(clip=0.2), coef=0.5
+    ),
     "imitation": ImitationLoss(),
     "own": PolicyLoss(surrogate=OwnFunction(name="own", function=_group_centred)),
 }

@@ -118,9 +118,15 @@ def test_a_loss_says_what_it_needs(subtests: pytest.Subtests) -> None:
         (PolicyLoss(correction=Correction(mode="mask")), False, False, False),
         (OWN, True, False, True),
         (PolicyLoss(surrogate=WholeVocabulary(divergence="jsd", beta=0.5)), True, False, False),
+        (PolicyLoss(surrogate=PenalisedCovariance()), True, False, False),
         (ValueLoss(clip=0.2), True, False, False),
-        (ActorCriticLoss(policy=PolicyLoss(entropy_coef=0.1), value=ValueLoss(clip=0.2)), True, True, False),
-        (ActorCriticLoss(policy=OWN, value=ValueLoss(clip=0.2)), True, False, True),
+        (
+            ActorCriticLoss(policy=PolicyLoss(entropy_coef=0.1), value=ValueLoss(clip=0.2), coef=0.5),
+            True,
+            True,
+            False,
+        ),
+        (ActorCriticLoss(policy=OWN, value=ValueLoss(clip=0.2), coef=0.5), True, False, True),
         (ImitationLoss(), True, False, False),
     ]:
         with subtests.test(loss=loss, every_row=every_row, entropy=entropy, whole_groups=whole_groups):
@@ -246,7 +252,7 @@ def test_on_one_trunk_the_terms_of_both_are_added() -> None:
     assert set(both.measures(given)) == {*policy.measures(given), *value.measures(given)}
     assert both.aggregation == "sequence_mean"
     with pytest.raises(ConfigError, match=r"`token_mean`.*`sequence_mean`"):
-        ActorCriticLoss(policy=PolicyLoss(), value=value)
+        ActorCriticLoss(policy=PolicyLoss(), value=value, coef=0.5)
 
 
 def test_every_loss_of_the_configuration_is_made_with_the_bounds_of_its_paper() -> None:

@@ -392,6 +392,7 @@ def test_memory_is_bounded_and_what_is_forgotten_begins_anew(toy: Toy) -> None:
         tree.record(turn, [number], said)
     assert len(tree) <= 6
     assert tree.begin([USER, said, USER]).num_kept, "the newest of answers that read alike is left"
+    assert ConversationTree(tree.renderer, max_turns=1).begin([USER]).prompt_ids == turn.prompt_ids
     with pytest.raises(ValueError, match="`max_turns` is 0"):
         ConversationTree(tree.renderer, max_turns=0)
 

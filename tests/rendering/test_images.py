@@ -19,6 +19,7 @@ from rllm.rendering.images import (
     keep_images,
     with_patches,
 )
+from rllm.rendering.template import as_template_sees
 from rllm.types.images import MAX_PATCHES, PATCH_IDS_FROM, ImageFile, image_numbers, patch_ids
 
 
@@ -179,6 +180,13 @@ def test_the_ids_of_each_image_stand_where_its_mark_stood_and_the_image_is_kept(
     for ids in ([5, 7], [7, 7, 7]):
         with pytest.raises(ConfigError, match=f"2 images .*{ids.count(7)} marks"):
             with_patches(ids, messages, reader)
+
+
+def test_a_template_sees_a_mark_for_an_image_beside_text_and_text_where_there_is_no_image() -> None:
+    text = {"type": "text", "text": "x"}
+    beside = as_template_sees(_message(text, _part(_url(_png()))), short_ids=False, takes_images=True)
+    assert beside["content"] == [text, {"type": "image"}]
+    assert as_template_sees(_message(text), short_ids=False, takes_images=True)["content"] == "x"
 
 
 def test_images_of_rows_that_are_about_to_be_computed_are_in_memory() -> None:

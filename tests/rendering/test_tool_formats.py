@@ -108,8 +108,9 @@ def _streamed(tool_format: Any, pieces: list[str]) -> tuple[ParsedAnswer, list[S
 def test_a_call_is_found_with_its_name_and_arguments(subtests: pytest.Subtests) -> None:
     for tool_format in FORMATS:
         with subtests.test(tool_format=tool_format):
-            parsed = tool_format.parse(WRITTEN[tool_format.name])
-            assert parsed == ParsedAnswer(content="", calls=[WEATHER])
+            written = WRITTEN[tool_format.name]
+            for parsed in (tool_format.parse(written), _streamed(tool_format, list(written))[0]):
+                assert parsed == ParsedAnswer(content="", calls=[WEATHER])
 
 
 def test_parallel_calls_are_found_in_their_order(subtests: pytest.Subtests) -> None:

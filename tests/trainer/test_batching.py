@@ -208,7 +208,7 @@ def test_any_tree_has_the_gradient_of_its_rows_computed_apart(
         return
     surrogate = _GroupRatio() if whole_groups else ClippedRatio()
     policy = PolicyLoss(surrogate=surrogate, kl_coef=0.3, entropy_coef=0.2)
-    loss = ActorCriticLoss(policy=policy, value=ValueLoss(clip=0.2))
+    loss = ActorCriticLoss(policy=policy, value=ValueLoss(clip=0.2), coef=0.5)
 
     def learned(**how: Any) -> tuple[list[Tensor], list[Any], list[Any]]:
         share = how.pop("share_prefixes", True)

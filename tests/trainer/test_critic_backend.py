@@ -148,7 +148,7 @@ def test_a_value_head_is_saved_with_its_trunk(
     decoder: Make, backend: Make, with_returns: list[TrainingSample], tmp_path: Path
 ) -> None:
     first = backend(decoder(), value_head=True)
-    loss = ActorCriticLoss(policy=PolicyLoss(), value=ValueLoss(clip=0.2))
+    loss = ActorCriticLoss(policy=PolicyLoss(), value=ValueLoss(clip=0.2), coef=0.5)
     first.update(with_returns, loss, 1e-2)
     first.save(tmp_path)
     second = backend(decoder(seed=3), value_head=True)

@@ -148,7 +148,7 @@ class ActorCriticLoss:
 
     policy: PolicyLoss
     value: ValueLoss
-    coef: float = 0.5
+    coef: float
 
     needs_every_row = True
 

@@ -67,7 +67,6 @@ class JsonValue:
 
 class _Expect(StrEnum):
     OPEN = "open"
-    FIRST_KEY = "first_key"
     KEY = "key"
     COLON = "colon"
     NAME = "name"
@@ -111,10 +110,8 @@ class JsonCallReader:
     def _step(self, sink: CallSink) -> ReadVerdict | None:
         match self._expect:
             case _Expect.OPEN:
-                return self._sign("{", _Expect.FIRST_KEY)
-            case _Expect.FIRST_KEY | _Expect.KEY:
-                if self.rest[0] == "}" and self._expect is _Expect.FIRST_KEY:
-                    return self._close(sink)
+                return self._sign("{", _Expect.KEY)
+            case _Expect.KEY:
                 return self._key()
             case _Expect.COLON:
                 return self._sign(":", self._value_of_key)
