@@ -184,9 +184,10 @@ def test_the_ids_of_each_image_stand_where_its_mark_stood_and_the_image_is_kept(
 
 def test_a_template_sees_a_mark_for_an_image_beside_text_and_text_where_there_is_no_image() -> None:
     text = {"type": "text", "text": "x"}
-    beside = as_template_sees(_message(text, _part(_url(_png()))), short_ids=False, takes_images=True)
+    how = {"short_ids": False, "text_arguments": False, "takes_images": True}
+    beside = as_template_sees(_message(text, _part(_url(_png()))), **how)
     assert beside["content"] == [text, {"type": "image"}]
-    assert as_template_sees(_message(text), short_ids=False, takes_images=True)["content"] == "x"
+    assert as_template_sees(_message(text), **how)["content"] == "x"
 
 
 def test_images_of_rows_that_are_about_to_be_computed_are_in_memory() -> None:

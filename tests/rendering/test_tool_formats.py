@@ -244,6 +244,12 @@ def test_a_header_is_so_long_at_most(beyond: int, content: str | None) -> None:
     assert (parsed.content == content) == (content is not None)
 
 
+def test_the_name_in_a_header_is_as_long_as_a_name_at_most() -> None:
+    for num_letters, num_calls in ((MAX_NAME, 1), (MAX_NAME + 1, 0)):
+        text = WRITTEN["harmony"].replace("weather", "x" * num_letters)
+        assert len(HARMONY.parse(text).calls) == num_calls
+
+
 def test_a_message_without_a_header_is_what_the_model_says() -> None:
     assert HARMONY.parse("<|message|>hello<|return|>") == ParsedAnswer(content="hello")
 
@@ -302,6 +308,7 @@ def test_values_of_tag_parameters_have_the_type_that_the_tool_says() -> None:
         ({"type": "integer"}, {"3": 3, "3.5": 3.5, "x": "x", "None": None, '"q"': "q"}),
         ({"type": ["integer", "string"]}, {"3": 3, "3.5": "3.5", "true": "true", '"q"': '"q"'}),
         ({"type": "boolean"}, {"true": True, "False": False, "1": 1}),
+        ({"type": ["boolean", "string"]}, {"true": True, "1": "1", "x": "x"}),
         ({"enum": ["1", "2"]}, {"1": "1"}),
         ({"enum": [1, "a"]}, {"1": 1, "a": "a", "true": "true"}),
         ({"const": True}, {"true": True, "True": True}),

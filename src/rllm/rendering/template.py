@@ -17,7 +17,7 @@ from rllm.types.messages import Message
 
 
 def as_template_sees(
-    message: Message, *, short_ids: bool, text_arguments: bool = False, takes_images: bool = False
+    message: Message, *, short_ids: bool, text_arguments: bool, takes_images: bool
 ) -> Message:
     """Templates add texts up, so content is text, and parts only where some of them are images; and they
     print arguments as objects, or as text alone."""
