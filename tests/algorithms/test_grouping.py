@@ -19,6 +19,7 @@ from rllm.algorithms.grouping import (
     turn_rewards,
 )
 from rllm.config.algorithm import AlgorithmConfig
+from rllm.config.learning import WITH_OWN_CREDIT
 from rllm.errors import AgentError, ConfigError, RewardError
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.types.sample import NOT_SAMPLED
@@ -430,6 +431,12 @@ def test_a_turn_that_was_paid_no_finite_number_is_named() -> None:
         _turns([_played(0, [float("nan"), 1.0], reward=1.0), _played(1, [1.0])])
     with pytest.raises(RewardError, match=r"t/0 .*\[ 1. nan\]"):
         _turns([_played(0, [1.0, float("nan")], reward=1.0), _played(1, [1.0])])
+
+
+@pytest.mark.parametrize("estimator", WITH_OWN_CREDIT)
+def test_what_credits_turns_in_its_own_way_is_not_asked_to_credit_them(estimator: str) -> None:
+    with pytest.raises(ConfigError, match=f"`algorithm.credit` is 'turn'.*{estimator}"):
+        _turns([_played(0, [1.0]), _played(1, [0.0])], estimator, credit="turn")
 
 
 def test_a_reward_too_large_to_be_compared_is_named() -> None:

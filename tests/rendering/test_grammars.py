@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from rllm.errors import ConfigError
 from rllm.models.builtin import create_tokenizer
-from rllm.rendering.grammars import Thinking
+from rllm.rendering.answers import CLOSE_THINK, OPEN_THINK
+from rllm.rendering.grammars import Thinking, thinking_of
 from rllm.rendering.tools import (
     MARKUP,
     DeepSeekFencedFormat,
@@ -333,6 +334,22 @@ def test_what_the_tag_form_cannot_enforce_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=word):
         kind().grammar([_tool("f", parameters)], required=True)
+
+
+@pytest.mark.parametrize("kind", [QwenCoderFormat, GlmFormat])
+def test_a_value_that_may_be_text_is_written_bare_in_a_form_that_does_not_say_which_it_is(kind: Any) -> None:
+    either = {"type": "object", "properties": {"a": {"type": ["string", "integer"]}}, "required": ["a"]}
+    for parameters in (either, None):
+        grammar = kind().grammar([_tool("f", parameters)], required=True)
+        for value in ("Oslo, or so", 3):
+            assert _follows(grammar, _write(kind, ("f", {"a": value})))
+
+
+def test_thoughts_are_marked_by_tokens_where_a_vocabulary_has_both_marks() -> None:
+    both = {OPEN_THINK: 5, CLOSE_THINK: 7}
+    assert thinking_of(f"x{OPEN_THINK}\n", both) == Thinking(is_open=True, token_ids=(5, 7))
+    for mark in both:
+        assert thinking_of("x", {mark: 5}) == Thinking(is_open=False, token_ids=None)
 
 
 def test_a_reference_that_a_whole_call_would_bend_is_refused() -> None:

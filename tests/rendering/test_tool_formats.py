@@ -406,7 +406,9 @@ def test_plain_answers_in_channels_are_read_and_hold_no_call() -> None:
     assert plain.parse(f"{THOUGHT}<|channel|>final<|message|>Oslo.") == ParsedAnswer(
         content="Oslo.", reasoning="Oslo, I think."
     )
-    assert plain.parse(f"{THOUGHT}{WRITTEN['harmony']}").calls == []
+    not_called = plain.parse(f"{THOUGHT}{WRITTEN['harmony']}")
+    assert not not_called.calls
+    assert not_called.content.endswith('{"city": "Oslo", "days": 3}')
 
 
 MARKUP = st.sampled_from(
@@ -606,6 +608,9 @@ def test_a_template_that_takes_one_call_or_arguments_as_text_is_known_for_it(toy
         template: required_tool_format(toy(template)).one_call for template in ("qwen", "harmony_tools")
     }
     assert one_call == {"qwen": False, "harmony_tools": True}
+    other_second = "{{ call.function.name if loop.first else 'other' }}"
+    template = toy("deepseek_tools").template_text.replace("{{ call.function.name }}", other_second)
+    assert required_tool_format(toy(template)).one_call
     as_text = {
         template: required_tool_format(toy(template)).text_arguments
         for template in ("deepseek_tools", "deepseek_fenced_tools")

@@ -224,8 +224,13 @@ def test_a_run_that_is_refused_leaves_no_directory_behind(tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "b").mkdir()
-    with pytest.raises(ConfigError, match="refused"), RunDirectory.create_or_open(tmp_path / "runs" / "a"):
+
+    def refuse(run: RunDirectory) -> None:
+        (run.path / "samples" / "first").mkdir(parents=True)
         raise ConfigError("refused")
+
+    with pytest.raises(ConfigError, match="refused"), RunDirectory.create_or_open(tmp_path / "runs/a") as run:
+        refuse(run)
     assert [each.name for each in (tmp_path / "runs").iterdir()] == ["b"]
 
 

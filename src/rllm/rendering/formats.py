@@ -206,6 +206,7 @@ class GlmFormat(TagFormat):
             begin=lambda name, is_text: f"{key} {name} {close_key} {_LINE} {value}",
             end=f"{close_value} {_LINE}",
             up_to_end=lambda grammar, rule: f"{grammar.up_to(rule, self.inner_markup[3])} {_LINE}",
+            say_what_is_text=False,
         )
         parameters = parameter_rules(grammar, place, function, tags)
         return grammar.rule(f"call_{place}", f"{quote(function['name'])} {_LINE} {parameters}")

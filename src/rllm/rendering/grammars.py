@@ -165,7 +165,7 @@ class ParameterTags:
     end: str
     up_to_end: Callable[[Grammar, str], str]
     """From the name for a rule to the expression of any text and the end."""
-    say_what_is_text: bool = False
+    say_what_is_text: bool
     """A value that need not be text is written as JSON then, and quoted where it is text."""
 
 
@@ -174,6 +174,7 @@ PARAMETER_TAGS = ParameterTags(
     begin=lambda name, is_text: f'"<parameter=" {name} ">\\n"',
     end=quote(_CLOSE_PARAMETER),
     up_to_end=lambda grammar, rule: grammar.text_up_to(rule, _CLOSE_PARAMETER),
+    say_what_is_text=False,
 )
 """The tags of Qwen3-Coder's form."""
 

@@ -69,7 +69,7 @@ class SeparatedCallReader:
         self._read_so_far = ""
         """The signs since the last call: given back if no other comes."""
         self._value = JsonValue()
-        self._in_fence = False
+        self._in_fence = has_fence
 
     def read(self, sink: CallSink, *, final: bool) -> ReadVerdict:
         verdict = None
@@ -130,7 +130,7 @@ class SeparatedCallReader:
             self.rest = start[len(closing) :]
         else:
             sink.is_malformed = True
-        self._in_fence, self._at = False, _At.BETWEEN
+        self._at = _At.BETWEEN
         return None
 
     def _is_a_mark_cut_off(self) -> bool:
