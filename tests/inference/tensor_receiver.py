@@ -8,6 +8,7 @@ come before it waits for more: an update that breaks off leaves the weights half
 """
 
 import base64
+import itertools
 import math
 import queue
 import threading
@@ -75,12 +76,12 @@ class MemoryNccl:
 
     def __init__(self) -> None:
         self.groups: dict[bytes, MemoryGroup] = {}
-        self._lock = threading.Lock()
+        self._lock, self._numbers = threading.Lock(), itertools.count()
         self.before_chunk: Callable[[int], None] = lambda number: None
         """Called with the number of a chunk in its update, before it is sent."""
 
     def unique_id(self) -> bytes:
-        return (b"group %d" % len(self.groups)).ljust(128, b"\0")
+        return (b"group %d" % next(self._numbers)).ljust(128, b"\0")
 
     def join(self, name: bytes, num_ranks: int) -> MemoryGroup:
         with self._lock:
@@ -119,6 +120,8 @@ class TensorReceiver:
         """Whether NCCL is off, as VLLM_DISABLE_PYNCCL has it."""
         self.fails_behind: int | None = None
         """Chunks of an update behind which it fails."""
+        self.has_loaded = threading.Event()
+        """Set once it has loaded a chunk."""
         self.updates: list[dict[str, Any]] = []
         """The names, dtypes and shapes that it was told."""
 
@@ -200,3 +203,4 @@ class TensorReceiver:
                     }
                 )
                 waiting = []
+                self.has_loaded.set()

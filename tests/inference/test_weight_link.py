@@ -145,7 +145,7 @@ async def test_an_update_that_breaks_off_is_never_answered_by(
 ) -> None:
     def fail(number: int) -> None:
         if number == 1:
-            nccl.before_chunk = lambda number: None
+            assert server.receiver.has_loaded.wait(30)
             raise RuntimeError("CUDA error")
 
     server = servers[0]
@@ -170,6 +170,7 @@ async def test_an_update_that_breaks_off_is_never_answered_by(
         await client.score(ROW, 1)
     other = VLLMClient(server.url, models / "0")
     half = await other.score(ROW, 1)
+    nccl.before_chunk = lambda number: None
     assert half not in (before, await _scores(models, "1", nccl)), "it is half new indeed"
     await client.receive_weights(sender, hold_weights)
     assert _management(server)[: len(JOIN)] == ["/v1/completions", *JOIN][1:]
