@@ -2,6 +2,7 @@
 
     Qwen3 of 0.6 B parameters, random weights, bfloat16 ──┬─► TorchBackend.update   rows of random tokens
                                                           └─► LocalClient           many conversations at once
+    a small one ──► ranks: a world of one over NCCL, and `rllm train --nproc 2` where there are two GPUs
 
     python benchmarks/gpu.py [--rows 64] [--row-tokens 1024] [--micro-batch-tokens 16384]
         [--gradient-checkpointing] [--conversations 256] [--prompt 256] [--new 256] [--dry] [--json]
@@ -16,7 +17,9 @@ measured.
 import argparse
 import asyncio
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,11 +32,16 @@ import numpy as np
 import torch
 
 from rllm.algorithms.losses import PolicyLoss
+from rllm.config.distributed import DistributedConfig
 from rllm.config.optimizer import OptimizerConfig
+from rllm.distributed.cards import backend_of
+from rllm.distributed.launch import free_port
+from rllm.distributed.torch_ranks import joined_ranks
 from rllm.inference.local.client import LocalClient
 from rllm.models.builtin import create_model
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import LoadedModel, load_model
+from rllm.trainer.backends.sharding import gather_into, shard_model
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.types.messages import SamplingParams
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
@@ -73,7 +81,22 @@ DRY = {
     "square": 128,
 }
 """Options of a dry run: the work of a processor in a few seconds."""
-CASES = ("matmul peak", "training", "sampling")
+ON_TWO_CARDS = "ranks on two GPUs"
+CASES = ("matmul peak", "training", "sampling", "a world of one", ON_TWO_CARDS)
+RUNS_ON_TWO = {
+    "replicate": [],
+    "shard": ["distributed.strategy=shard"],
+    "tensor parallel": ["distributed.tensor_parallel=2"],
+}
+RUN_ON_TWO = [
+    *("steps=2", "warm_start.steps=2", "warm_start.episodes_per_step=8", "model.dtype=float32"),
+    *(
+        "evaluation.num_tasks=8",
+        "evaluation.every_steps=0",
+        "rollout.tasks_per_step=2",
+        "rollout.group_size=4",
+    ),
+]
 SQUARE = 8192
 WARMUP, REPEATS = 2, 5
 
@@ -199,6 +222,44 @@ def sampling(machine: Machine, loaded: LoadedModel, options: argparse.Namespace)
     }
 
 
+def world_of_one(machine: Machine, loaded: LoadedModel) -> dict[str, str]:
+    """All that ranks do with each other, by one alone: sums, objects, a mesh, FSDP2. Shows that it works, and
+    says nothing of how fast."""
+    on_card = machine.device.type == "cuda"
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    os.environ.update(alone)
+    config, sizes = DistributedConfig(), {"num_local": 1, "shard_size": 1, "tensor_size": 1}
+    with joined_ranks(config, **sizes, card=0 if on_card else None) as ranks:
+        ones = torch.ones(8, device=machine.device)
+        ranks.sum_in_place([ones])
+        assert float(ones.sum()) == 8.0
+        assert ranks.gather({"rank": 0}) == [{"rank": 0}]
+        twin = shard_model(loaded.model, ranks)
+        row = torch.arange(16, device=machine.device)
+        expected, states = loaded.model.hidden(row, row, _values), twin.hidden(row, row, _values)
+        torch.testing.assert_close(states, expected)
+        states.float().square().sum().backward()
+        gather_into(loaded.model, twin)
+        return {"backend": backend_of(ranks.card), "mesh": str(ranks.mesh(machine.device.type))}
+
+
+def _values(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *wishes: Any) -> torch.Tensor:
+    """Attention to oneself alone."""
+    return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+
+
+def on_two_cards(scratch: Path) -> dict[str, str]:
+    """How a small run of two ranks, one on each card, ends."""
+    outcomes: dict[str, str] = {}
+    for name, more in RUNS_ON_TWO.items():
+        settings = [word for each in (*RUN_ON_TWO, "model.device=cuda", *more) for word in ("--set", each)]
+        place = str(scratch / name.replace(" ", "-"))
+        words = [sys.executable, "-m", "rllm", "train", "frozenlake", "--nproc", "2", "--output", place]
+        done = subprocess.run([*words, *settings], capture_output=True, text=True)
+        outcomes[name] = "ran" if done.returncode == 0 else done.stderr.strip()[-500:]
+    return outcomes
+
+
 def _row(rng: np.random.Generator, length: int, vocabulary: int, index: int) -> TrainingSample:
     sampled_T = np.arange(length) > 0
     return TrainingSample(
@@ -232,6 +293,11 @@ def measure(machine: Machine, shape: DecoderShape, options: argparse.Namespace) 
             "training": training(machine, loaded, options),
             "sampling": sampling(machine, loaded, options),
         }
+        small = random_model(machine, SMALL, Path(scratch) / "small")
+        record["a world of one"] = world_of_one(machine, small)
+        record[ON_TWO_CARDS] = (
+            on_two_cards(Path(scratch)) if torch.cuda.device_count() > 1 else "not measured: needs two GPUs"
+        )
     for kind in ("training", "sampling"):
         record[kind]["share_of_peak"] = record[kind].pop("flops_per_s") / peak
     return record
@@ -240,13 +306,15 @@ def measure(machine: Machine, shape: DecoderShape, options: argparse.Namespace) 
 def dry_run(options: argparse.Namespace) -> dict[str, Any]:
     """The same code on the processor. Its figures say nothing about a GPU, so the record has none."""
     measure(Machine(device=torch.device("cpu")), SMALL, argparse.Namespace(**(vars(options) | DRY)))
-    return {"device": "cpu", "cases": {case: {"cpu": "ran", "cuda": "not measured"} for case in CASES}}
+    cases = {case: {"cpu": "ran", "cuda": "not measured"} for case in CASES}
+    cases[ON_TWO_CARDS] = {"cpu": "not run here, but by the tests", "cuda": "not measured: needs two GPUs"}
+    return {"device": "cpu", "cases": cases}
 
 
 def show(record: dict[str, Any]) -> None:
     if "cases" in record:
         for case, states in record["cases"].items():
-            print(f"{case:12} ran on the processor; CUDA: {states['cuda']}")
+            print(f"{case:18} on the processor: {states['cpu']}; CUDA: {states['cuda']}")
         return
     print(
         f"{record['device']}: {record['parameters'] / 1e6:.0f} M parameters in bfloat16; matmul peak "
@@ -258,6 +326,7 @@ def show(record: dict[str, Any]) -> None:
             f"  {kind:9} {seen['tokens_per_s']:12,.0f} tokens/s   peak memory {seen['peak_gib']:6.1f} GiB   "
             f"{seen['share_of_peak']:6.1%} of the matmul peak"
         )
+    print(f"  a world of one: {record['a world of one']['backend']}; {ON_TWO_CARDS}: {record[ON_TWO_CARDS]}")
 
 
 def main() -> None:

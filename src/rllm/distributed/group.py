@@ -1,7 +1,7 @@
 """The processes of one run, called ranks, and what they do together.
 
     RankGroup     one process: nothing to do
-    TorchRanks    several, which speak over gloo      rllm.distributed.torch_ranks
+    TorchRanks    several, which speak over gloo, on cards over NCCL as well     rllm.distributed.torch_ranks
 
 Every rank runs the same code on the same values. What only one of them may do, such as writing files, rank 0
 does; `RankGroup.is_writer` says who that is.
@@ -26,6 +26,8 @@ class RankGroup:
 
     tensor_size = 1
     """Ranks that compute each layer together, on the same rows."""
+    card: int | None = None
+    """The GPU of this rank among those of its machine, where ranks are on GPUs."""
     process_group: Any = None
     """The torch one that they speak through; None: the default."""
 
@@ -38,6 +40,13 @@ class RankGroup:
     def has_whole(self) -> bool:
         """Whether each rank has all of what is trained."""
         return self.shard_size == self.tensor_size == 1
+
+    def device_of(self, device: str) -> str:
+        """The device of this rank, of the one that `model.device` names for all of them."""
+        return device if self.card is None else f"cuda:{self.card}"
+
+    def enter_thread(self) -> None:
+        """Let the thread that calls this, and begins to work on the rank's device, know which one that is."""
 
     def share(self, items: Sequence[Item]) -> Sequence[Item]:
         """This rank's part of what all ranks have."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rllm.config.distributed import HERE, DistributedConfig
+from rllm.distributed.cards import card_of_rank, is_on_cards
 from rllm.distributed.group import ALONE, RankGroup
 from rllm.distributed.heartbeat import end_process
 from rllm.distributed.launch import STARTED_BY, launched_words
@@ -31,12 +32,26 @@ def rank_from_environment() -> int:
     return _number("RANK", 0) if world_size() > 1 else 0
 
 
+def num_local_ranks(default: int) -> int:
+    """Ranks on this machine; `default` where no launcher has said how many."""
+    return _number("LOCAL_WORLD_SIZE", default)
+
+
+def num_cards() -> int:
+    """GPUs that torch sees on this machine."""
+    from rllm.models.devices import cuda_devices
+
+    return len(cuda_devices())
+
+
 @contextmanager
-def open_ranks(config: DistributedConfig) -> Iterator[RankGroup]:
-    """The group that this process belongs to, as its environment says.
+def open_ranks(config: DistributedConfig, device: str = "cpu") -> Iterator[RankGroup]:
+    """The group that this process belongs to, as its environment says; `device` is what `model.device` names
+    for all of them.
 
     An error in the block reaches the other ranks with its cause. Raises ConfigError for an environment that
-    is set by halves, and for a number of ranks that cannot share what `config` wants them to.
+    is set by halves, for a number of ranks that cannot share what `config` wants them to, and for a machine
+    that has not a card for each.
     """
     config.require_ranks(world_size())
     if config.restarts and not launched_words():
@@ -61,10 +76,14 @@ def open_ranks(config: DistributedConfig) -> Iterator[RankGroup]:
         )
     from rllm.distributed.torch_ranks import joined_ranks
 
-    num_local = _number("LOCAL_WORLD_SIZE", 1)
+    num_local = num_local_ranks(1)
+    local_rank = _number("LOCAL_RANK", 0) if os.environ.get("LOCAL_RANK") else None
+    card = card_of_rank(device, local_rank, num_local, num_cards() if is_on_cards(device) else 0)
     with (
         _ending_with_its_starter(),
-        joined_ranks(config, num_local=num_local, shard_size=shard_size, tensor_size=tensor_size) as ranks,
+        joined_ranks(
+            config, num_local=num_local, shard_size=shard_size, tensor_size=tensor_size, card=card
+        ) as ranks,
     ):
         yield ranks
 

@@ -1,4 +1,4 @@
-"""Ranks that speak through torch.distributed, over gloo.
+"""Ranks that speak through torch.distributed, over gloo, and over NCCL where their tensors are on cards.
 
     gather, sum_in_place, wait ──► one process group                 a peer that ends breaks its connections
     beat ──► Heartbeat ──► a store that all ranks read and write     says who ended, where, and of what
@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from rllm.config.distributed import DistributedConfig
+from rllm.distributed.cards import GLOO, backend_of
 from rllm.distributed.group import ALONE, RankGroup
 from rllm.distributed.heartbeat import Heartbeat
 from rllm.errors import RankError
@@ -58,6 +59,10 @@ class TorchRanks(RankGroup):
         self._heartbeat, self._groups_in_step = heartbeat, groups_in_step
         self._meshes: dict[str, DeviceMesh] = {}
         self._neighbours: tuple[RankGroup, RankGroup] | None = None
+
+    def enter_thread(self) -> None:
+        if self.card is not None:  # FSDP2 makes its streams on the device of the thread
+            torch.cuda.set_device(self.card)
 
     def gather(self, value: Item) -> list[Item]:
         def collect() -> list[Item]:
@@ -152,10 +157,13 @@ class _SomeRanks(TorchRanks):
     @classmethod
     def of(cls, ranks: TorchRanks, groups: Sequence[Sequence[int]]) -> "_SomeRanks":
         """The one of `groups` that this rank is in; every rank is in one."""
-        made = [(dist.new_group(list(members), backend="gloo", timeout=NEVER), members) for members in groups]
+        backend = backend_of(ranks.card)
+        made = [
+            (dist.new_group(list(members), backend=backend, timeout=NEVER), members) for members in groups
+        ]
         group, members = next(each for each in made if ranks.rank in each[1])
         mine = cls(members.index(ranks.rank), len(members), ranks._heartbeat, ranks._groups_in_step)
-        mine.process_group = group
+        mine.process_group, mine.card = group, ranks.card
         return mine
 
 
@@ -171,7 +179,8 @@ class _OtherThread(TorchRanks):
             num_local=ranks.num_local,
             shard_size=ranks.shard_size,
         )
-        self.process_group = dist.new_group(backend="gloo", timeout=NEVER)
+        self.card = ranks.card
+        self.process_group = dist.new_group(backend=GLOO, timeout=NEVER)  # it writes from copies on the CPU
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -225,14 +234,22 @@ def _meet(number: int) -> tuple[Store, Store, int, int]:
 
 @contextmanager
 def joined_ranks(
-    config: DistributedConfig, *, num_local: int, shard_size: int, tensor_size: int
+    config: DistributedConfig,
+    *,
+    num_local: int,
+    shard_size: int,
+    tensor_size: int,
+    card: int | None = None,
 ) -> Iterator[TorchRanks]:
-    """The group of all ranks that the environment names, while the block runs; see `RankGroup`.
+    """The group of all ranks that the environment names, while the block runs; see `RankGroup`. `card`: the
+    GPU of this one.
 
     After `config.timeout_s` of a rank's work without a sign of life all of them end.
     """
     ours, beats, rank, size = _meet(next(_numbers))
-    dist.init_process_group("gloo", store=ours, rank=rank, world_size=size, timeout=NEVER)
+    if card is not None:
+        torch.cuda.set_device(card)
+    dist.init_process_group(backend_of(card), store=ours, rank=rank, world_size=size, timeout=NEVER)
     groups_in_step: list[Any] = [dist.group.WORLD]  # and those of a mesh: all ranks are in step there
     with Heartbeat(
         beats, rank, size, config.timeout_s, lambda: _num_collectives(groups_in_step)
@@ -248,6 +265,7 @@ def joined_ranks(
             shard_size=shard_size,
             tensor_size=tensor_size,
         )
+        ranks.card = card
         try:
             yield ranks
         except BaseException as error:

@@ -282,7 +282,11 @@ class AgentTrainer:
 
     async def fit_async(self) -> TrainResult:
         """`train` for programs that have an event loop of their own."""
-        with open_ranks(self.config.distributed) as self.ranks, self._directory() as directory:
+        config = self.config
+        with (
+            open_ranks(config.distributed, config.model.device) as self.ranks,
+            self._directory() as directory,
+        ):
             self.require_ranks_can(self.ranks.size)
             self.require_same_config(directory)
             summary = directory.summary()
@@ -381,7 +385,7 @@ class AgentTrainer:
         with ranks.writer_first():
             if ranks.is_writer and not directory.config():
                 create_initial_models(config, directory.path)
-            models = load_initial_models(config, directory.path, ranks.num_local)
+            models = load_initial_models(config, directory.path, ranks)
             settle_muon_dtype(config.optimizer, config.model.device)
         config.optimizer.muon_dtype = ranks.gather(config.optimizer.muon_dtype)[0]
         self.teacher = await asyncio.to_thread(teacher_of, config, models)  # it may have to be asked
@@ -488,6 +492,7 @@ class AgentTrainer:
                 curriculum=self._curriculum(learner.tasks, state),
                 state=state,
             )
+            run.learner_thread.submit(ranks.enter_thread)
             with _frozen_heap():
                 try:
                     return await train(run)

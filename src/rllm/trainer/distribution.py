@@ -2,6 +2,8 @@
 
 from rllm.config.distributed import SHARD
 from rllm.config.schema import FROZEN, LOCAL, TrainConfig
+from rllm.distributed.cards import require_cards
+from rllm.distributed.joining import num_cards, num_local_ranks
 from rllm.errors import ConfigError
 from rllm.trainer.backends.named import backend_kind
 
@@ -10,11 +12,9 @@ def require_distributed(config: TrainConfig, num_ranks: int, *, is_program: bool
     """Raises ConfigError, with the mend, for the first thing that several processes cannot honour."""
     mend = "or leave --nproc out (with torchrun: --nproc-per-node 1)."
     _require_backend(config, num_ranks, mend)
-    if config.model.device != "cpu":
-        raise ConfigError(
-            f"`model.device` is {config.model.device!r}, and a run on {num_ranks} processes computes on the "
-            f"CPU alone; set it to cpu, {mend}"
-        )
+    require_cards(
+        config.model.device, num_local_ranks(num_ranks), num_cards() if config.model.device != "cpu" else 0
+    )
     if config.distill.teacher:
         raise ConfigError(
             f"`distill.teacher` is {config.distill.teacher!r}; a run on {num_ranks} processes has no teacher "
@@ -101,6 +101,11 @@ def _require_backend(config: TrainConfig, num_ranks: int, mend: str) -> None:
     kind, distributed = backend_kind(config.backend), config.distributed
     if kind is None:
         return
+    if config.model.device != "cpu":
+        raise ConfigError(
+            f"`model.device` is {config.model.device!r}, and {num_ranks} processes of `backend` "
+            f"{config.backend!r} compute on the CPU; set it to cpu, {mend}"
+        )
     if not kind.shards:
         raise ConfigError(
             f"`backend` is {config.backend!r}, which does not share updates among {num_ranks} processes; "

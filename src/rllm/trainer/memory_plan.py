@@ -97,6 +97,7 @@ class MemoryPlan:
     """The fullest pass of an update."""
     num_ranks: int = 1
     num_local_ranks: int = 1
+    """The number of those that share the machine's memory, or the accelerator's."""
     device: str = "cpu"
     sampler: int = 0
     """The memory of each rollout worker of a cluster, or model server where it has some; 0 where the run
@@ -241,7 +242,7 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
         moments=moments,
         batch=batch,
         num_ranks=num_ranks,
-        num_local_ranks=num_local_ranks,
+        num_local_ranks=num_local_ranks if config.model.device == "cpu" else 1,
         device=config.model.device,
         sampler=sampler,
         limit=machine_bytes(config.model.device),

@@ -299,13 +299,13 @@ def create_initial_models(config: TrainConfig, run: Path) -> None:
             )
 
 
-def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1) -> dict[str, LoadedModel]:
-    """The models that the run starts from, on as many threads as the run works with: so many ranks share this
-    machine's cores.
+def load_initial_models(config: TrainConfig, run: Path, ranks: RankGroup = ALONE) -> dict[str, LoadedModel]:
+    """The models that the run starts from, on this rank's device and as many threads as the run works with:
+    the ranks of a machine share its cores.
 
     Weights that nobody changes are in memory once, whichever policies they are of.
     """
-    use_threads(config.threads, num_local_ranks)
+    use_threads(config.threads, ranks.num_local)
     if (service := service_kind(config.backend)) is not None:
         return {name: service.load(config) for name in config.named_policies}
     dtype = dtype_named(config.model.number_type)
@@ -319,7 +319,7 @@ def load_initial_models(config: TrainConfig, run: Path, num_local_ranks: int = 1
         if model is None:
             model = load_model(
                 path,
-                device=config.model.device,
+                device=ranks.device_of(config.model.device),
                 dtype=dtype,
                 trust_remote_code=config.model.trust_remote_code,
             )

@@ -77,7 +77,7 @@ def replay(
         raise ConfigError(f"{directory.path} has not finished; let it end before you replay it.")
     _require_ranks(directory)
     num_steps = summary.get("ended_early_after", trainer.config.steps)
-    with open_ranks(trainer.config.distributed) as trainer.ranks:
+    with open_ranks(trainer.config.distributed, trainer.config.model.device) as trainer.ranks:
         return _replayed(trainer, directory, num_steps, on_step)
 
 
@@ -94,7 +94,7 @@ def _require_ranks(directory: RunDirectory) -> None:
 def _replayed(
     trainer: AgentTrainer, directory: RunDirectory, num_steps: int, on_step: Callable[[str, int], None]
 ) -> ReplayResult:
-    models = load_initial_models(trainer.config, directory.path, trainer.ranks.num_local)
+    models = load_initial_models(trainer.config, directory.path, trainer.ranks)
     learner = trainer.make_learner(models)
     recorded_lines = {(line["phase"], line["step"]): line for line in read_metrics(directory.metrics_path)}
     # In a thread of its own, as in training: how torch shares out its work may depend on the thread.
@@ -102,6 +102,7 @@ def _replayed(
         EpisodeStore.open(directory.store_path, read_only=True) as store,
         ThreadPoolExecutor(1, "rllm-replay") as thread,
     ):
+        thread.submit(trainer.ranks.enter_thread)
         replayed_lines = thread.submit(_updates, learner, store, num_steps, on_step).result()
     differences = [
         ReplayDifference(

@@ -37,7 +37,7 @@ class Part:
     """By rank, in the order in which it has them."""
 
     def own(self, whole: Tensor, rank: int) -> Tensor:
-        return whole.index_select(self.dim, self.places[rank])
+        return whole.index_select(self.dim, self.places[rank].to(whole.device))
 
     def whole(self, own: Tensor, ranks: RankGroup) -> Tensor:
         """The whole tensor of everybody's part; all of `ranks` have to be here."""
@@ -46,7 +46,7 @@ class Part:
         whole = own.new_empty(shape)
         parts = ranks.gather_tensors(own.detach().contiguous())
         for places, part in zip(self.places, parts, strict=True):
-            whole.index_copy_(self.dim, places, part)
+            whole.index_copy_(self.dim, places.to(whole.device), part)
         return whole
 
 
