@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from rllm.distributed.cards import backend_of, card_of_rank
 from rllm.distributed.torch_ranks import TorchRanks
 from rllm.errors import ConfigError
 from rllm.trainer import distribution, memory_plan
+from rllm.trainer.memory import num_parameters
 
 
 @pytest.fixture
@@ -162,6 +164,33 @@ def test_the_plan_counts_a_card_for_each_process_and_one_memory_for_all_on_a_pro
     assert on_cpu.parts == on_card.parts
     assert (on_cpu.num_local_ranks, on_card.num_local_ranks) == (2, 1)
     assert on_card.limit == 10**9
+
+
+@pytest.mark.parametrize("number_type", ["float32", "bfloat16"])
+def test_the_plan_counts_what_is_offloaded_on_the_cpu_and_not_on_the_card(
+    monkeypatch: pytest.MonkeyPatch, number_type: str
+) -> None:
+    monkeypatch.setattr(memory_plan, "accelerator_bytes", lambda device: 10**9)
+    plans = []
+    for offload in (False, True):
+        settings = {
+            "model": {"device": "cuda", "dtype": number_type},
+            "distributed": {"strategy": "shard", "offload": offload},
+        }
+        plan = memory_plan.memory_plan(load_config(settings), num_ranks=4, num_local_ranks=2)
+        assert plan is not None
+        plans.append(plan)
+    without, offloaded = plans
+    shape = memory_plan.shape_of(load_config({}).model.path)
+    assert shape is not None
+    num_bytes = 16 * num_parameters(shape) / 4  # float32 weights or masters, gradients, two moments
+    assert offloaded.offloaded == pytest.approx(2 * num_bytes, rel=0.001), "of both processes of the machine"
+    assert without.offloaded == 0
+    saved = without.parts.total - offloaded.parts.total
+    assert saved == pytest.approx(num_bytes, rel=0.001)
+    assert (offloaded.parts.gradients, offloaded.parts.optimizer) == (0, 0)
+    assert offloaded.peak < without.peak
+    assert "distributed.offload" in replace(offloaded, offloaded=1 << 60).warning()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a card is refused")

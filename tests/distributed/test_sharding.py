@@ -12,8 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 from rllm.config.distributed import DistributedConfig
+from rllm.config.loader import load_config
 from rllm.distributed import ALONE
 from rllm.errors import ConfigError
+from rllm.trainer import distribution
 
 Ranks = Callable[..., list[dict[str, Any]]]
 Require = Callable[..., None]
@@ -35,6 +37,50 @@ def test_two_ranks_with_half_of_the_weights_each_update_as_one_does(
     require_all_well(ranks("recorded", [smallest_model, tmp_path / "updates", 1, SHARD, ",".join(FEW)], 2))
     few = {kind: alone_for_one_step[kind] for kind in FEW}
     require_same(few, torch.load(tmp_path / "updates", weights_only=False))
+
+
+def test_two_ranks_whose_shards_are_offloaded_update_as_one_does(
+    ranks: Ranks,
+    require_all_well: Require,
+    require_same: Require,
+    alone_for_one_step: Any,
+    smallest_model: Path,
+    tmp_path: Path,
+) -> None:
+    """By FSDP2's own policy, which has nothing to copy here; a run refuses it on the CPU."""
+    kinds = ("ppo", "critic", "lora", "two policies", "ppo in float32")
+    offload = json.dumps({"strategy": "shard", "offload": True})
+    require_all_well(
+        ranks("recorded", [smallest_model, tmp_path / "updates", 1, offload, ",".join(kinds)], 2)
+    )
+    alone = {kind: alone_for_one_step[kind] for kind in kinds}
+    require_same(alone, torch.load(tmp_path / "updates", weights_only=False))
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"distributed": {"offload": True}}, r"distributed\.offload.*distributed\.strategy"),
+        (
+            {"distributed": {"offload": True, "strategy": "shard"}},
+            r"distributed\.offload.*model\.device.*'cpu'",
+        ),
+        (
+            {
+                "distributed": {"offload": True, "strategy": "shard"},
+                "model": {"device": "cuda"},
+                "optimizer": {"name": "muon"},
+            },
+            r"distributed\.offload.*optimizer\.name",
+        ),
+    ],
+)
+def test_offload_is_refused_where_it_saves_nothing_or_is_not_exact(
+    settings: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distribution, "num_cards", lambda: 2)
+    with pytest.raises(ConfigError, match=why):
+        distribution.require_distributed(load_config(settings), 2, is_program=False)
 
 
 @pytest.mark.slow

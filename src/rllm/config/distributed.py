@@ -17,6 +17,9 @@ class DistributedConfig:
     optimizer's state: `replicate`, all of it; `shard`, a part of each layer (FSDP2)."""
     shard_size: int = 0
     """Processes that share one copy under `shard`; those beyond hold further copies. 0: all processes."""
+    offload: bool = False
+    """Keep the parts that `shard` makes (weights that learn, their gradients, the optimizer's state) in the
+    memory of the CPU, where AdamW moves them; a layer is on its GPU while it is computed."""
     tensor_parallel: int = 1
     """Processes that compute every layer together, each some of its heads and columns; those beyond do so
     with other rows."""
@@ -40,6 +43,11 @@ class DistributedConfig:
             raise ConfigError(
                 f"`distributed.shard_size` is {self.shard_size} but `distributed.strategy` is "
                 f"{self.strategy!r}; set the latter to shard, or leave the former at 0."
+            )
+        if self.offload and self.strategy != SHARD:
+            raise ConfigError(
+                f"`distributed.offload` is true and `distributed.strategy` is {self.strategy!r}; what it "
+                "keeps on the CPU are the parts of shard: set the latter to that, or the former to false."
             )
         at_least("distributed.tensor_parallel", self.tensor_parallel, 1)
         if self.tensor_parallel > 1 and self.strategy == SHARD:

@@ -24,6 +24,9 @@ class RankGroup:
     shard_size = 1
     """Ranks that hold one copy of what is trained between them; 1 where each has the whole."""
 
+    offloads = False
+    """Whether shards, their gradients and the optimizer's state are kept on the CPU."""
+
     tensor_size = 1
     """Ranks that compute each layer together, on the same rows."""
     card: int | None = None

@@ -265,7 +265,7 @@ def joined_ranks(
             shard_size=shard_size,
             tensor_size=tensor_size,
         )
-        ranks.card = card
+        ranks.card, ranks.offloads = card, config.offload
         try:
             yield ranks
         except BaseException as error:

@@ -2,7 +2,7 @@
 
 from rllm.config.distributed import SHARD
 from rllm.config.schema import FROZEN, LOCAL, TrainConfig
-from rllm.distributed.cards import require_cards
+from rllm.distributed.cards import is_on_cards, require_cards
 from rllm.distributed.joining import num_cards, num_local_ranks
 from rllm.errors import ConfigError
 from rllm.trainer.backends.named import backend_kind
@@ -60,6 +60,8 @@ def _require_parts(config: TrainConfig) -> None:
             "would have a part: set it to adamw or muon, or `distributed.strategy` to replicate and "
             "`distributed.tensor_parallel` to 1."
         )
+    if config.distributed.offload:
+        _require_offload(config)
     if config.distributed.strategy == SHARD and config.model.vision != FROZEN:
         # Ranks gather a layer together, and each would go through the tower as often as it has images.
         raise ConfigError(
@@ -95,6 +97,23 @@ def _require_parts(config: TrainConfig) -> None:
             from rllm.trainer.backends.torch_plans import require_plan
 
             require_plan(policy.path, num_parts)
+
+
+def _require_offload(config: TrainConfig) -> None:
+    """Raises ConfigError where there is nothing to move to the CPU, or what moves weights would not be exact
+    there."""
+    if not is_on_cards(config.model.device):
+        raise ConfigError(
+            f"`distributed.offload` is true and `model.device` is {config.model.device!r}: shards are in the "
+            "memory of the CPU already, so it would save nothing. Set the latter to cuda, or leave the key "
+            "out."
+        )
+    if config.optimizer.name != "adamw":
+        raise ConfigError(
+            f"`distributed.offload` is true and `optimizer.name` is {config.optimizer.name!r}, which looks "
+            "at whole matrices, and each process would have rows of them on the CPU: set it to adamw, or "
+            "leave the key out."
+        )
 
 
 def _require_backend(config: TrainConfig, num_ranks: int, mend: str) -> None:

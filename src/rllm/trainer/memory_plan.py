@@ -102,6 +102,9 @@ class MemoryPlan:
     sampler: int = 0
     """The memory of each rollout worker of a cluster, or model server where it has some; 0 where the run
     samples itself."""
+    offloaded: int = 0
+    """The memory of the CPU that all processes of a machine need for what `distributed.offload` keeps
+    there."""
     limit: int = field(default_factory=lambda: machine_bytes("cpu"))
     """The memory of the machine, or of the accelerator."""
 
@@ -120,12 +123,19 @@ class MemoryPlan:
             "pass_trained_tokens": self.batch.num_trained,
             "ranks": self.num_ranks,
             "sampler": self.sampler,
+            "offloaded": self.offloaded,
             "machine": self.limit,
             "warning": self.warning() or None,
         }
 
     def warning(self) -> str:
         """A sentence where the run may not fit; empty where it does."""
+        if self.offloaded > (memory := machine_bytes("cpu")):
+            return (
+                f"What `distributed.offload` keeps on the CPU may need {readable(self.offloaded)}, and the "
+                f"machine has {readable(memory)}; start the run on more machines, or train an adapter "
+                "(`lora.rank`)."
+            )
         num_bytes = self.peak * self.num_local_ranks
         if num_bytes <= self.limit:
             return ""
@@ -212,7 +222,8 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
                 memory = each.training()
                 batches.append((memory.most, batch))
                 if shards > 1:
-                    peaks.append((what, _sharded(memory, each, gradients, shards, is_only=is_only)))
+                    begins_without = is_only and not config.distributed.offload  # its gradients, on the GPU
+                    peaks.append((what, _sharded(memory, each, gradients, shards, is_only=begins_without)))
                 else:
                     peaks.append((what, _update(memory, each, gradients, is_only=is_only) - gradients))
             if config.algorithm.kl_coef or config.critic.is_on:
@@ -225,7 +236,11 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
             loads.append(num_parameters(shape) * element)
     if not batches:
         return None
-    parts = replace(parts if shards == 1 else _shard(parts, shards, element), libraries=LIBRARIES)
+    whole_weights, offloaded = parts.weights, 0
+    parts = parts if shards == 1 else _shard(parts, shards, element)
+    if config.distributed.offload:
+        parts, offloaded = _offload(parts, own_weights=parts.weights - whole_weights)
+    parts = replace(parts, libraries=LIBRARIES)
     sampling, sampler = _sampling(config, shapes, element, parts), 0
     if config.cluster.is_used:
         sampler = _sampled_weights(config, shapes, element) + parts.cache + LIBRARIES
@@ -245,6 +260,7 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
         num_local_ranks=num_local_ranks if config.model.device == "cpu" else 1,
         device=config.model.device,
         sampler=sampler,
+        offloaded=offloaded * num_local_ranks,
         limit=machine_bytes(config.model.device),
     )
 
@@ -481,6 +497,15 @@ def _shard(parts: Parts, shards: int, element: int) -> Parts:
         critic=parts.critic // shards,
         checkpoint=parts.checkpoint // shards,
     )
+
+
+def _offload(parts: Parts, *, own_weights: int) -> tuple[Parts, int]:
+    """Parts that stay on the GPU of a rank, and the bytes that it keeps on the CPU; `own_weights` are those
+    of its shards among the weights."""
+    on_gpu = replace(
+        parts, weights=parts.weights - own_weights, gradients=0, optimizer=0, critic=0, checkpoint=0
+    )
+    return on_gpu, parts.total - on_gpu.total
 
 
 def _sharded(memory: PassMemory, of: Pass, gradients: int, shards: int, *, is_only: bool) -> int:

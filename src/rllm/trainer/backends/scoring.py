@@ -12,7 +12,7 @@ from rllm.distributed import ALONE, RankGroup
 from rllm.models.batching import PackedBatch, micro_batches
 from rllm.models.packing import WeightedRow, fewest, rank_shares
 from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
-from rllm.trainer.backends.sharding import in_step, is_sharded
+from rllm.trainer.backends.sharding import computing_device, in_step, is_sharded
 from rllm.types.sample import TrainingSample
 
 
@@ -71,7 +71,7 @@ def _per_row(
         WeightedRow(index=index, sample=sample, weights_T=sample.trainable_T.astype(np.float64))
         for index, sample in enumerate(samples)
     ]
-    device = next(model.parameters()).device
+    device = computing_device(model)
 
     def batches(rows: Sequence[WeightedRow]) -> Iterator[PackedBatch]:
         return micro_batches(rows, micro_batch_tokens, device, share_prefixes=share_prefixes)

@@ -4,6 +4,9 @@
         ▲                                               ┌─► gather a layer ─► compute it ─► drop it ─┐
         └──────── gather_into, a layer at a time ◄──── shards ◄── optimizer ◄── Σ of gradients ◄─────┘
 
+With `distributed.offload` shards, gradients and optimizer are on the CPU, and a layer goes to the device of
+the model where it is computed.
+
 What is frozen, as the weights beside an adapter are, stays whole and is the sampler's own. Layers are
 gathered by all ranks at the same time, so ranks go through their micro-batches in step: one that has no more
 repeats a row whose terms weigh nothing.
@@ -35,7 +38,12 @@ def shard_model(model: Any, ranks: RankGroup) -> Any:
     Raises ConfigError for a model that computes row by row: ranks gather a layer together, and have other
     rows.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
     if model.by_row:
         raise ConfigError(
@@ -56,6 +64,8 @@ def shard_model(model: Any, ranks: RankGroup) -> Any:
             cast_forward_inputs=False,
         ),
     }
+    if ranks.offloads:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=trained[0].device.type != "cpu")
     for layer in twin.layers():
         # What is trained of others is small, as adapters are: one part, gathered with the model itself.
         if frozen.isdisjoint(layer.parameters()):
@@ -95,6 +105,12 @@ def in_step(
     yield from ((batch, True) for batch in mine)
     for _ in range(most - len(mine)):
         yield next(spare()), False
+
+
+def computing_device(model: Any) -> torch.device:
+    """The device that a model computes on, wherever its shards are kept."""
+    parameter = next(model.parameters())
+    return torch.device(parameter.device_mesh.device_type) if is_shard(parameter) else parameter.device
 
 
 def is_sharded(model: Any) -> "TypeGuard[FSDPModule]":
