@@ -184,13 +184,13 @@ def test_the_plan_counts_what_is_offloaded_on_the_cpu_and_not_on_the_card(
     shape = memory_plan.shape_of(load_config({}).model.path)
     assert shape is not None
     num_bytes = 16 * num_parameters(shape) / 4  # float32 weights or masters, gradients, two moments
-    assert offloaded.offloaded == pytest.approx(2 * num_bytes, rel=0.001), "of both processes of the machine"
-    assert without.offloaded == 0
+    assert offloaded.on_cpu == pytest.approx(2 * num_bytes, rel=0.001), "of both processes of the machine"
+    assert without.on_cpu == 0
     saved = without.parts.total - offloaded.parts.total
     assert saved == pytest.approx(num_bytes, rel=0.001)
     assert (offloaded.parts.gradients, offloaded.parts.optimizer) == (0, 0)
     assert offloaded.peak < without.peak
-    assert "distributed.offload" in replace(offloaded, offloaded=1 << 60).warning()
+    assert "distributed.offload" in replace(offloaded, on_cpu=1 << 60).warning()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a card is refused")

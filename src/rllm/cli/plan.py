@@ -152,8 +152,8 @@ def _add_memory(tree: Tree, memory: "MemoryPlan") -> None:
     branch.add(Text(f"largest pass = {batch.num_tokens:,} tokens, {batch.num_trained:,} of them trained"))
     for moment, value in memory.moments.items():
         branch.add(Text(f"most at one time, {moment} = {readable(value)}"))
-    if memory.offloaded:
-        branch.add(Text(f"on the CPU, of all processes of a machine = {readable(memory.offloaded)}"))
+    if memory.on_cpu:
+        branch.add(Text(f"on the CPU, of all processes of a machine = {readable(memory.on_cpu)}"))
     if memory.sampler:
         branch.add(Text(f"each rollout worker, or model server = {readable(memory.sampler)}"))
 

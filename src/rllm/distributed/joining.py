@@ -39,9 +39,9 @@ def num_local_ranks(default: int) -> int:
 
 def num_cards() -> int:
     """GPUs that torch sees on this machine."""
-    from rllm.models.devices import cuda_devices
+    from rllm.distributed import torch_ranks
 
-    return len(cuda_devices())
+    return torch_ranks.num_cards()
 
 
 @contextmanager

@@ -187,6 +187,11 @@ class _OtherThread(TorchRanks):
         yield
 
 
+def num_cards() -> int:
+    """GPUs that torch sees on this machine."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def _num_collectives(groups: Sequence[Any]) -> int:
     """Those that this rank has begun in all of them."""
     return sum(each._get_sequence_number_for_group() for each in groups)

@@ -102,7 +102,7 @@ class MemoryPlan:
     sampler: int = 0
     """The memory of each rollout worker of a cluster, or model server where it has some; 0 where the run
     samples itself."""
-    offloaded: int = 0
+    on_cpu: int = 0
     """The memory of the CPU that all processes of a machine need for what `distributed.offload` keeps
     there."""
     limit: int = field(default_factory=lambda: machine_bytes("cpu"))
@@ -123,16 +123,16 @@ class MemoryPlan:
             "pass_trained_tokens": self.batch.num_trained,
             "ranks": self.num_ranks,
             "sampler": self.sampler,
-            "offloaded": self.offloaded,
+            "on_cpu": self.on_cpu,
             "machine": self.limit,
             "warning": self.warning() or None,
         }
 
     def warning(self) -> str:
         """A sentence where the run may not fit; empty where it does."""
-        if self.offloaded > (memory := machine_bytes("cpu")):
+        if self.on_cpu > (memory := machine_bytes("cpu")):
             return (
-                f"What `distributed.offload` keeps on the CPU may need {readable(self.offloaded)}, and the "
+                f"What `distributed.offload` keeps on the CPU may need {readable(self.on_cpu)}, and the "
                 f"machine has {readable(memory)}; start the run on more machines, or train an adapter "
                 "(`lora.rank`)."
             )
@@ -236,10 +236,10 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
             loads.append(num_parameters(shape) * element)
     if not batches:
         return None
-    whole_weights, offloaded = parts.weights, 0
+    whole_weights, on_cpu = parts.weights, 0
     parts = parts if shards == 1 else _shard(parts, shards, element)
     if config.distributed.offload:
-        parts, offloaded = _offload(parts, own_weights=parts.weights - whole_weights)
+        parts, on_cpu = _offload(parts, own_weights=parts.weights - whole_weights)
     parts = replace(parts, libraries=LIBRARIES)
     sampling, sampler = _sampling(config, shapes, element, parts), 0
     if config.cluster.is_used:
@@ -260,7 +260,7 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
         num_local_ranks=num_local_ranks if config.model.device == "cpu" else 1,
         device=config.model.device,
         sampler=sampler,
-        offloaded=offloaded * num_local_ranks,
+        on_cpu=on_cpu * num_local_ranks,
         limit=machine_bytes(config.model.device),
     )
 
