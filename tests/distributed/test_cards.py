@@ -11,15 +11,20 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 
 from rllm.cli.main import rllm as front_door
 from rllm.config.distributed import DistributedConfig
 from rllm.config.loader import load_config
 from rllm.distributed import ALONE, joining, open_ranks, torch_ranks
 from rllm.distributed.cards import backend_of, card_of_rank
+from rllm.distributed.launch import free_port
 from rllm.distributed.torch_ranks import TorchRanks
 from rllm.errors import ConfigError
 from rllm.trainer import distribution, memory_plan
+from rllm.trainer.backends import sharded_weights
+from rllm.trainer.backends.sharding import computing_device
 from rllm.trainer.memory import num_parameters
 
 
@@ -191,6 +196,25 @@ def test_the_plan_counts_what_is_offloaded_on_the_cpu_and_not_on_the_card(
     assert (offloaded.parts.gradients, offloaded.parts.optimizer) == (0, 0)
     assert offloaded.peak < without.peak
     assert "distributed.offload" in replace(offloaded, on_cpu=1 << 60).warning()
+
+
+def test_what_stands_beside_an_offloaded_shard_is_where_the_shard_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the mesh's device, to which torch moves what is made a part of a mesh: `meta` stands for a CPU
+    beside cards."""
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    sizes = {"num_local": 1, "shard_size": 1, "tensor_size": 1}
+    with torch_ranks.joined_ranks(DistributedConfig(), **sizes) as ranks:
+        mesh = ranks.mesh("cpu")
+        for device in ("meta", "cpu"):
+            shard = DTensor.from_local(torch.ones(3, 2, device=device), mesh, [Shard(0)])
+            moment = torch.full((3, 2), 2.0, dtype=torch.float64)
+            beside = sharded_weights._beside(shard, moment)
+            assert (beside.device.type, beside.dtype, beside.shape) == (device, moment.dtype, shard.shape)
+            assert beside.placements == shard.placements
+            assert device == "meta" or torch.equal(beside.full_tensor(), moment)
+            assert computing_device(nn.ParameterList([nn.Parameter(shard)])).type == "cpu"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a card is refused")

@@ -10,7 +10,7 @@ added up.
 import math
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +108,7 @@ class SpreadRows:
 def _beside(shard: "DTensor", rows: Tensor) -> "DTensor":
     """A tensor of the shape of `shard`, of which this rank has `rows`."""
     if shard.device.type != shard.device_mesh.device_type:  # it is offloaded, and rows would go to the card
-        beside = torch.empty_like(shard.detach(), dtype=rows.dtype)
+        beside: Any = torch.empty_like(shard.detach(), dtype=rows.dtype)
         beside.to_local().copy_(rows)
         return beside
     from torch.distributed.tensor import DTensor
