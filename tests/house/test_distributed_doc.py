@@ -30,7 +30,7 @@ def commands(page: str, kind: str) -> list[list[str]]:
 
 def test_what_the_page_says_is_refused_is_refused_before_any_work(page: str, empty_directory: Path) -> None:
     refused = commands(page, "sh fails")
-    assert len(refused) == 8
+    assert len(refused) == 11
     for words in refused:
         done = CliRunner().invoke(front_door, words[1:], prog_name="rllm")
         assert done.exit_code == 2, (words, done.output)
