@@ -99,14 +99,19 @@ def test_what_is_detached_is_held_still_while_slopes_are_measured() -> None:
 
 def test_the_policy_gradient_is_recognised() -> None:
     assert "is -advantage" in _detail(check_loss(_held), "policy gradient")
-    assert "differs" in _detail(check_loss(lambda tokens: 2.0 * _clipped(tokens)), "policy gradient")
+    assert "differs" in _detail(check_loss(lambda tokens: 1.1 * _clipped(tokens)), "policy gradient")
 
 
 def test_a_loss_is_told_apart_from_what_it_adds_whatever_the_advantages_are() -> None:
     def without(tokens: TokenInputs) -> Tensor:
         return tokens.new_M.square()
 
+    def of_some_tokens(tokens: TokenInputs) -> Tensor:
+        assert tokens.chosen_M is not None
+        return _clipped(tokens) * tokens.chosen_M
+
     assert "play no part" in _detail(check_loss(without), "direction")
+    assert "more likely" in _detail(check_loss(of_some_tokens), "direction")
     assert "more likely" in _detail(
         check_loss(lambda tokens: _clipped(tokens) + without(tokens)), "direction"
     )
@@ -137,8 +142,8 @@ class _SteepBeyond(torch.autograd.Function):
         return torch.where(values > ctx.bound, torch.nan, 0.0), None
 
 
-def _steep_beyond(tokens: TokenInputs, bound: float) -> Tensor:
-    return _clipped(tokens) + _SteepBeyond.apply(tokens.new_M - tokens.old_M, bound)
+def _steep_beyond(tokens: TokenInputs, bound: float, side: float) -> Tensor:
+    return _clipped(tokens) + _SteepBeyond.apply(side * (tokens.new_M - tokens.old_M), bound)
 
 
 def _over_the_batch(tokens: TokenInputs) -> Tensor:
@@ -180,11 +185,23 @@ def test_whether_gradients_stay_bounded_is_told() -> None:
     assert "reach" in _detail(check_loss(lambda tokens: -_ratio(tokens) * tokens.advantages_M), "far ratios")
 
 
+@pytest.mark.parametrize("side", [1.0, -1.0])
 @pytest.mark.parametrize(("bound", "broken"), [(10.0, {"far ratios"}), (25.0, set())])
 def test_gradients_are_finite_for_ratios_of_e_to_the_20_and_beyond_that_nothing_is_promised(
-    bound: float, broken: set[str]
+    bound: float, broken: set[str], side: float
 ) -> None:
-    assert _failed(check_loss(partial(_steep_beyond, bound=bound))) == broken
+    assert _failed(check_loss(partial(_steep_beyond, bound=bound, side=side))) == broken
+
+
+def test_a_loss_that_detaches_more_where_it_takes_another_branch_is_sound() -> None:
+    largest = list[float]()
+
+    def loss(tokens: TokenInputs) -> Tensor:
+        largest.append(float(tokens.new_M.detach().max()))
+        is_beyond = bool((tokens.new_M > largest[0]).any())  # as slopes are measured there
+        return _clipped(tokens) + (0.0 * tokens.new_M.detach() if is_beyond else 0.0)
+
+    assert _failed(check_loss(loss)) == set()
 
 
 def test_a_loss_that_fails_on_other_batches_is_told_so() -> None:
@@ -327,6 +344,10 @@ def _sorting(rewards_G: Any) -> Any:
             {"order of attempts"},
         ),
         (lambda rewards_G: rewards_G + (np.arange(len(rewards_G)) == 0), {"order of attempts"}),
+        (
+            lambda rewards_G: rewards_G + (np.arange(len(rewards_G)) == 0) * (len(rewards_G) > 2),
+            {"order of attempts"},
+        ),
         (lambda rewards_G: rewards_G.mean() - rewards_G, {"direction"}),
         (lambda rewards_G: 1.0 - rewards_G, {"direction"}),
         (lambda rewards_G: (rewards_G - rewards_G.mean()) / rewards_G.std(), {"ties"}),

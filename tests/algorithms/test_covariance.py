@@ -65,12 +65,22 @@ def test_clip_cov_draws_between_its_bounds_by_seed_and_step() -> None:
         assert first == second
         picks.add(tuple(map(tuple, first)))
     assert surrogate.chosen([]) == []
+    assert _chosen(surrogate.chosen(ROWS[:1])) == [[0, 0, 0, 0]]
     assert picks == {((0, 1, 0, 0), (0, 0, 0)), ((0, 0, 0, 0), (0, 0, 1))}
     other = replace(surrogate, low=4.0)
     assert _chosen(other.chosen(ROWS)) == [[0, 0, 0, 0], [0, 0, 1]]
     assert not np.any(_chosen(replace(surrogate, low=7.0, high=9.0).chosen(ROWS))[0])
     assert drawn_between(np.ones(1000), 0.01, 0.0, 2.0, 3).tolist() != list(range(10))
     assert len(drawn_between(np.ones(1000), 0.01, 0.0, 2.0, 3)) == 10
+
+
+def test_updates_of_one_step_that_begin_with_other_tasks_have_draws_of_their_own() -> None:
+    differ = False
+    for seed in range(16):
+        surrogate = ClippedCovariance(fraction=0.25, low=1.0, high=5.0, context=AlgorithmContext(seed=seed))
+        of_other_task = [replace(row, group_key=("u", "agent")) for row in ROWS]
+        differ = differ or _chosen(surrogate.chosen(ROWS)) != _chosen(surrogate.chosen(of_other_task))
+    assert differ
 
 
 def _tokens(**changes: torch.Tensor) -> TokenInputs:

@@ -408,6 +408,17 @@ def test_an_answer_that_comes_twice_is_kept_once_and_another_one_beside_it(toy: 
         assert len(tree) == num_kept
 
 
+def test_of_answers_that_read_alike_the_one_with_the_same_tools_goes_on(toy: Toy) -> None:
+    tree, _ = _tree(toy)
+    said: Message = {"role": "assistant", "content": "a"}
+    turns = [tree.begin([USER], tools) for tools in (TOOLS, TOOLS[:1])]
+    for number, turn in enumerate(turns):
+        tree.record(turn, [number], said)
+    for number, (turn, tools) in enumerate(zip(turns, (TOOLS, TOOLS[:1]), strict=True)):
+        after = tree.begin([USER, said, USER], tools)
+        assert after.prompt_ids[: after.num_kept] == [*turn.prompt_ids, number]
+
+
 def test_of_too_many_answers_that_read_alike_the_oldest_is_forgotten(toy: Toy) -> None:
     tree, _ = _tree(toy)
     turn = tree.begin([USER], TOOLS)

@@ -236,6 +236,13 @@ def test_where_a_call_is_optional_text_is_free_and_calls_are_not(kind: Any, adde
         assert not _follows(one, f"I look.\n{_write(kind, OSLO, NOW)}", added)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_alone_is_held_to_a_schema(kind: Any) -> None:
+    grammar = kind().schema_grammar({"type": "integer"})
+    assert _follows(grammar, "5")
+    assert not _follows(grammar, "five")
+
+
 @pytest.mark.parametrize("added", SPELLINGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_without_a_call_may_be_held_to_a_schema(kind: Any, added: str) -> None:

@@ -148,6 +148,15 @@ def test_a_table_keeps_each_image_once_and_forgets_the_oldest() -> None:
         table.get(images[1].number)
 
 
+def test_an_image_that_is_larger_than_the_table_is_kept_alone() -> None:
+    table = ImageTable(max_bytes=5)
+    images = [ImageFile(bytes([number]) * 10, "image/png") for number in range(2)]
+    for image in images:
+        table.add(image)
+        assert table.get(image.number) is image
+    assert images[0].number not in table
+
+
 def test_two_images_whose_hashes_begin_alike_are_never_taken_for_each_other() -> None:
     first, second = (ImageFile(data, "image/png") for data in (b"one", b"two"))
     second.__dict__["sha256"] = first.sha256[:12] + "0" * 52
@@ -160,7 +169,10 @@ def test_two_images_whose_hashes_begin_alike_are_never_taken_for_each_other() ->
 class _Reader:
     """A mark becomes a begin token, one id for each byte of the image, and an end token."""
 
-    mark_id = patch_mark_id = 7
+    mark_id = 7
+
+    def __init__(self, patch_mark_id: int = mark_id) -> None:
+        self.patch_mark_id = patch_mark_id
 
     def with_frames(self, text: str) -> str:
         return text
@@ -177,6 +189,10 @@ def test_the_ids_of_each_image_stand_where_its_mark_stood_and_the_image_is_kept(
     assert with_patches([5, 7, 6, 7, 8], messages, reader) == [5, *first, 6, *second, 8]
     assert [IMAGES.get(image.number) for image in images] == images
     assert with_patches([5, 6], [], reader) == [5, 6]
+    of_two_marks = _Reader(patch_mark_id=9)
+    assert with_patches([5, 7, 6, 7, 8], messages, of_two_marks) == [5, *first, 6, *second, 8]
+    with pytest.raises(ConfigError, match="token 9"):
+        with_patches([5, 7, 9, 7], messages, of_two_marks)
     for ids in ([5, 7], [7, 7, 7]):
         with pytest.raises(ConfigError, match=f"2 images .*{ids.count(7)} marks"):
             with_patches(ids, messages, reader)

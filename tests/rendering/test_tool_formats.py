@@ -128,13 +128,22 @@ def test_text_before_a_call_is_content_without_the_space_between(subtests: pytes
             assert parsed == ParsedAnswer(content=" I look it up.", calls=[WEATHER])
 
 
+def test_text_behind_calls_is_content_too(subtests: pytest.Subtests) -> None:
+    for tool_format in (HERMES, CODER, GLM, DEEPSEEK, DEEPSEEK_FENCED, DSML):
+        with subtests.test(tool_format=tool_format):
+            text = f"{WRITTEN[tool_format.name]}\nSo much."
+            for parsed in (tool_format.parse(text), _streamed(tool_format, list(text))[0]):
+                assert parsed == ParsedAnswer(content="So much.", calls=[WEATHER])
+
+
 def test_reasoning_is_split_off(subtests: pytest.Subtests) -> None:
     for tool_format in WITH_TAGS:
         with subtests.test(tool_format=tool_format):
             parsed = tool_format.parse(f"<think>\nOslo, I think.\n</think>\n\n{WRITTEN[tool_format.name]}")
             assert parsed == ParsedAnswer(content="", reasoning="Oslo, I think.", calls=[WEATHER])
             assert tool_format.parse("<think>a</think>b ") == ParsedAnswer(content="b ", reasoning="a")
-            assert tool_format.parse("<think>never done").reasoning == "never done"
+            for thought in ("never done", "never done </th"):
+                assert tool_format.parse(f"<think>{thought}").reasoning == thought
             assert tool_format.parse("<think>never done ") == ParsedAnswer(content="", reasoning="never done")
 
 
@@ -203,6 +212,7 @@ def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
         (CODER, "<tool_call><function=f>\n<parameter=ä>\nhalf ö", '{"ä": "\\nhalf ö'),
         (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}', '{"a": 1}'),
         (LLAMA, '{"name": "f", "parameters": {"a"', '{"a"'),
+        (LLAMA, '{"name": "f", "parameters": {}{"name": "g", "parameters": {}}', "{}"),
         (GLM, "<tool_call>f<arg_key>a</arg_key><arg_value>half a</arg_v", '{"a": "half a</arg_v'),
         (GLM, "<tool_call>f<arg_key>a</arg_key>no value", "{"),
         (GLM, "<tool_call>f<arg_key>a<b</arg_key><arg_value>no name</arg_value></tool_call>", "{"),
@@ -533,6 +543,12 @@ def test_a_key_between_tags_is_as_long_as_a_name_at_most_also_where_its_tag_come
             assert parsed.unparsed_markup != is_key
 
 
+def test_the_name_in_a_tag_is_as_long_as_a_name_at_most_with_its_tag() -> None:
+    for beyond, num_calls in ((0, 1), (1, 0)):
+        name = "x" * (MAX_NAME - len("<function=>") + beyond)
+        assert len(CODER.parse(WRITTEN["qwen-coder"].replace("weather", name)).calls) == num_calls
+
+
 @pytest.mark.parametrize("tool_format", BEHIND_TEXT, ids=lambda each: each.name)
 def test_a_name_without_end_or_with_signs_that_are_not_printed_is_no_name(tool_format: Any) -> None:
     for name in ("x" * 4 * MAX_NAME, "wea\x07ther"):
@@ -581,6 +597,7 @@ def test_the_format_is_the_one_that_the_template_writes(toy: Toy, template: str,
     [
         ("tojson }}}\n</tool_call>", "tojson }}\n</tool_call>"),  # a brace less
         ("<tool_call>", "<call>"),
+        ("{% if tools %}<|im_start|>system", "{{ messages | length }}{% if tools %}<|im_start|>system"),
         ("{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}", ""),  # calls, but no list of tools
         ("call.function.name | tojson", "'other' | tojson"),
     ],

@@ -155,6 +155,7 @@ def test_a_run_in_progress_can_be_read(tmp_path: Path) -> None:
         assert reader.config() == {"seed": 1}
         assert (reader.metrics_path.name, reader.model_path.name) == ("metrics.jsonl", "model")
         assert reader.summary() is None
+        assert reader.machines() == []
         writer.write_summary({"success": 0.5})
         assert reader.summary() == {"success": 0.5}
         with pytest.raises(ConfigError, match="opened for reading"):

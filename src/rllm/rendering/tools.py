@@ -38,7 +38,7 @@ from rllm.rendering.formats import (
     schema_grammar,
 )
 from rllm.rendering.grammars import thinking_of
-from rllm.rendering.harmony import CHANNEL, HARMONY_MARKUP, MESSAGE
+from rllm.rendering.harmony import CHANNEL, HARMONY_MARKUP
 from rllm.rendering.harmony_format import HarmonyFormat, HarmonyPlainFormat
 from rllm.rendering.tokens import TextTokenizer
 from rllm.types.messages import Message
@@ -202,7 +202,7 @@ def plain_format_of(tokenizer: TextTokenizer) -> PlainFormat:
     except ConfigError:
         text = ""
     answer = tokenizer.decode(tokenizer.encode(text.removeprefix(prompt)))
-    if CHANNEL in answer and MESSAGE in answer:
+    if CHANNEL in answer:
         return HarmonyPlainFormat(token_ids=token_ids)
     return PlainFormat(thinking=thinking_of(prompt, token_ids))
 
