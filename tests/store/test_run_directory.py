@@ -219,6 +219,15 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     assert runs_under(tmp_path / "absent") == []
 
 
+def test_what_a_run_keeps_has_a_place_of_its_own_in_its_directory(tmp_path: Path) -> None:
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        pass
+    names = [name for name in dir(RunDirectory) if name.endswith("_path")]
+    places = {getattr(run, name) for name in names}
+    assert len(places) == len(names) >= 5
+    assert {each.parent for each in places} == {tmp_path / "run"}
+
+
 def test_a_run_that_is_refused_leaves_no_directory_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="refused"), RunDirectory.create_or_open(tmp_path / "runs" / "a"):
         raise ConfigError("refused")
