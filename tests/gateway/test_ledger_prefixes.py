@@ -193,6 +193,8 @@ def test_tips_are_remembered_as_far_as_their_bytes_reach_the_least_active_sessio
     assert [session for session in "abcd" if tips.of(session)] == ["a", "d"]
     assert tips.num_bytes == 3 * 1516 == tips.limit_bytes
     assert Tips().limit_bytes == 32 * 2**20
+    tips.forget_all()
+    assert (tips.num_bytes, tips.of("a")) == (0, [])
 
 
 @pytest.mark.parametrize(
