@@ -144,8 +144,8 @@ class InferenceConfig:
     """The Python of an environment that has vLLM, for `replicas`."""
     servers: list[str] = field(default_factory=list[str])
     """Addresses of vLLM servers that run already, instead of `replicas`, such as `http://10.0.0.7:8000/v1`.
-    They have to see the run's directory, and to serve the model untied. Of a run with several policies each
-    has its own, `policies.NAME.servers`."""
+    They have to see the run's directory, where weights go by files, and to serve the model untied. Of a run
+    with several policies each has its own, `policies.NAME.servers`."""
     server_seeds: bool = True
     """Send each request to vLLM with its seed. vLLM 0.32 on a CPU ends with the first seed that it gets: set
     this to false there, and draws are the servers' own."""
