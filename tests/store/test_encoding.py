@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -167,6 +168,12 @@ def test_long_rows_are_compressed_and_short_ones_are_not() -> None:
         _, (row,) = encode_episode(episode_of(Step(response_ids=[7] * size)))
         assert row.response_ids[:2] == mark
         assert len(row.response_ids) < 100 or row.response_ids == mark + b"\x07" * size
+
+
+def test_numbers_are_the_same_on_a_machine_of_the_other_byte_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "byteorder", "big" if sys.byteorder == "little" else "little")
+    step = Step(id="s", prompt_ids=[1, 70_000], response_ids=[2, 3], logprobs=[-0.5, -1.25])
+    assert repr(steps_read_back(step)) == repr([step])
 
 
 def test_tokens_take_as_few_bytes_as_the_largest_needs() -> None:

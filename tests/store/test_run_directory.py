@@ -29,8 +29,13 @@ HOLD = (
 def test_a_second_writer_is_told_who_holds_the_run(tmp_path: Path) -> None:
     with RunDirectory.create_or_open(tmp_path / "run") as run:
         assert run.writer_pid == os.getpid()
+        next_free = os.dup(0)
+        os.close(next_free)
         with pytest.raises(RunInUseError, match=f"run .*process {os.getpid()}"):
             RunDirectory.create_or_open(tmp_path / "run")
+        reused = os.dup(0)
+        os.close(reused)
+        assert reused == next_free, "no file is left open"
     assert run.writer_pid is None
     RunDirectory.create_or_open(tmp_path / "run").close()
 

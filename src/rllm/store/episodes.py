@@ -12,10 +12,9 @@ import json
 import os
 import re
 import sqlite3
-import sys
+import struct
 import threading
 import zlib
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -143,14 +142,9 @@ class EpisodeStore:
             row = connection.execute("SELECT numbers FROM token_numbers WHERE episode = ?", (row_id,))
             if (stored := row.fetchone()) is None:
                 return {}
-        values = array("f", zlib.decompress(stored[0]))
-        if sys.byteorder == "big":
-            values.byteswap()
+        values = [value for (value,) in struct.iter_unpack("<f", zlib.decompress(stored[0]))]
         count = len(values) // len(TOKEN_COLUMNS)
-        return {
-            name: values[index * count : (index + 1) * count].tolist()
-            for index, name in enumerate(TOKEN_COLUMNS)
-        }
+        return {name: values[index * count : (index + 1) * count] for index, name in enumerate(TOKEN_COLUMNS)}
 
     def episodes(
         self, phase: str | None = None, step: int | None = None, limit: int | None = None

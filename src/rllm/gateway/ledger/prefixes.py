@@ -62,7 +62,7 @@ class Trail:
         if not limit:
             return 0
         mine = self.digests[: limit // _BLOCK_BYTES * _DIGEST_BYTES]
-        common = num_equal_digests(mine, digests) * _BLOCK_BYTES if mine and digests else 0
+        common = num_equal_digests(mine, digests) * _BLOCK_BYTES
         for place, theirs in ends:
             if common < place <= limit and self._digest_at(place) == theirs:
                 common = place
