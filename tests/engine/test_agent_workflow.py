@@ -375,3 +375,11 @@ async def test_a_workflow_that_could_not_be_made_for_want_of_something_is_made_a
     (episode,) = await episodes_of(engine_of(MadeLate, retry_limit=2), TASKS[:1])
     assert 0.0 < episode.metrics["duration_s"] < 60.0
     assert (episode.outcome, episode.info["tries"], MadeLate.times) == (Outcome.SCORED, 2, 2)
+
+
+@pytest.mark.parametrize("name", ["step_timeout_s", "episode_timeout_s"])
+def test_a_limit_of_time_may_be_short_and_is_above_nothing(name: str) -> None:
+    engine_of(Asks, **{name: 0.5})
+    for value in (0.0, float("inf")):
+        with pytest.raises(ConfigError, match=f"`{name}` is {value}"):
+            engine_of(Asks, **{name: value})

@@ -15,6 +15,7 @@ from rllm.agents.conversation import ConversationAgent
 from rllm.agents.frozenlake import FrozenLakeAgent
 from rllm.engine.attempts import EpisodeCounts
 from rllm.engine.rollout import RolloutLimits
+from rllm.engine.split import SplitEngine, WriterEngine
 from rllm.engine.supervision import LoopWatchdog, ProgressWatchdog
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.inference.scripted import ScriptedClient
@@ -113,3 +114,9 @@ def test_the_limits_of_a_rollout() -> None:
     limits = RolloutLimits()
     assert (limits.max_turns, limits.step_timeout_s, limits.episode_timeout_s) == (5, 60.0, 600.0)
     assert limits.patience.retries == 0
+
+
+def test_an_engine_whose_attempts_are_split_among_ranks_runs_as_the_whole_one_does() -> None:
+    whole = chosen(rllm.engine.agent_workflow.AgentWorkflowEngine.run)
+    for split_engine in (SplitEngine, WriterEngine):
+        assert chosen(split_engine.run) == whole
