@@ -382,6 +382,28 @@ def test_what_is_not_one_term_a_token_is_refused(tmp_path: Path, body: str, foun
         loss.terms(tokens())
 
 
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("return torch.zeros_like(tokens.new_M)", "without a gradient"),
+        ("return -tokens.advantages_M * tokens.new_M.detach()", "without a gradient"),
+        ("return torch.ones_like(tokens.new_M, dtype=torch.int64)", "without a gradient"),
+        ("return -tokens.advantages_M.mul_(2.0) * tokens.new_M", "changed advantages_M in place"),
+        ("tokens.old_M.zero_(); return -tokens.advantages_M * tokens.new_M", "changed old_M in place"),
+        ("return tokens.new_M.mul_(-1.0) * tokens.advantages_M", "changed new_M in place"),
+    ],
+)
+def test_a_loss_that_moves_nothing_or_spoils_what_is_measured_is_refused(
+    tmp_path: Path, body: str, found: str
+) -> None:
+    path = _written(tmp_path / "spoiling_loss.py", body)
+    loss = policy_loss(AlgorithmConfig(loss=f"{path}:mine"))
+    given = tokens()
+    new_M = given.new_M.detach().requires_grad_()
+    with pytest.raises(ConfigError, match=f"spoiling_loss.py:mine .*{found}"):
+        loss.terms(replace(given, new_M=new_M * 1.0))
+
+
 def test_a_function_that_cannot_be_called_with_tokens_is_refused_before_any_work(tmp_path: Path) -> None:
     path = _written(tmp_path / "odd_loss.py", "return tokens.new_M")
     with pytest.raises(ConfigError, match=r"nothing .*\(tokens\)"):

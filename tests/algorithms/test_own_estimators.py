@@ -49,6 +49,15 @@ def nothing(attempts):
 def mixed(attempts):
     return [1.0, [2.0]]
 
+def complex_numbers(rewards_G):
+    return rewards_G * 1j
+
+def texts(rewards_G):
+    return [str(each) for each in rewards_G]
+
+def boxed(rewards_G):
+    return np.array([1.0, "2.0"], dtype=object)
+
 def three(attempts, context, more):
     return 0
 """
@@ -115,7 +124,16 @@ def test_a_function_that_does_not_name_its_arguments_is_one_of_rewards() -> None
 
 
 def test_what_is_none_of_the_three_forms_is_refused(seeing: str) -> None:
-    for name in ("half_finite", "one_short", "ragged", "mixed", "nothing"):
+    for name in (
+        "half_finite",
+        "one_short",
+        "ragged",
+        "mixed",
+        "nothing",
+        "complex_numbers",
+        "texts",
+        "boxed",
+    ):
         with pytest.raises(ConfigError, match=rf"seeing.py:{name} .*finite"):
             _advantages_by(f"{seeing}:{name}")
     with pytest.raises(ConfigError, match=r"three .*\(attempts, context\)"):

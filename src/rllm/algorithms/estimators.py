@@ -245,6 +245,12 @@ def sees_attempts(function: Callable[..., Any]) -> bool:
     return first is not None and (first.name.startswith("attempt") or "Attempt" in str(first.annotation))
 
 
+def _real_numbers(values: Any) -> FloatArray:
+    """As float64; NaN for what is no number, such as text, or none on the real line."""
+    array = np.asarray(values)
+    return array.astype(np.float64) if array.dtype.kind in "biuf" else np.full(array.shape, np.nan)
+
+
 def _require_advantages(name: str, result: Any, attempts: Sequence[Attempt]) -> list[FloatArray] | ByToken:
     """The result of a user's function, in one of its three forms. Raises ConfigError for any other."""
     by_token = isinstance(result, ByToken)
@@ -252,7 +258,7 @@ def _require_advantages(name: str, result: Any, attempts: Sequence[Attempt]) -> 
     advantages: Any = result.advantages if isinstance(result, ByToken) else result
     values: list[FloatArray] = []
     if isinstance(advantages, Sequence | np.ndarray):
-        values = [np.asarray(each, dtype=np.float64) for each in cast("Sequence[Any]", advantages)]
+        values = [_real_numbers(each) for each in cast("Sequence[Any]", advantages)]
     if len(values) == len(attempts):
         one_each = not by_token and all(each.ndim == 0 for each in values)
         values = [np.full(n, each) for n, each in zip(sizes, values, strict=True)] if one_each else values

@@ -22,7 +22,7 @@ here nothing is cut, and what overflows is caught before the weights change.
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -345,7 +345,9 @@ class OwnFunction:
     needs_whole_groups = True
 
     def terms(self, tokens: TokenInputs) -> Tensor:
-        """Raises ConfigError unless the function gives one term for each token."""
+        """Raises ConfigError unless the function gives one term for each token, that a weight can be moved
+        by, and leaves its inputs as they are: ratios and divergences are measured on them afterwards."""
+        versions = _versions(tokens)
         terms_M = self.function(tokens) if self.context is None else self.function(tokens, self.context)
         if not isinstance(terms_M, Tensor) or terms_M.shape != tokens.new_M.shape:
             result = (
@@ -354,6 +356,16 @@ class OwnFunction:
             raise ConfigError(
                 f"The loss {self.name} returned {result} for {len(tokens.new_M)} tokens; it must return one "
                 "term for each, not summed and not weighted."
+            )
+        if changed := [name for name, version in _versions(tokens).items() if version != versions[name]]:
+            raise ConfigError(
+                f"The loss {self.name} changed {', '.join(changed)} in place; work on a copy "
+                f"(`tokens.{changed[0]}.clone()`)."
+            )
+        if tokens.new_M.requires_grad and not terms_M.requires_grad:
+            raise ConfigError(
+                f"The loss {self.name} returned terms without a gradient; make them of `tokens.new_M` "
+                "(`0.0 * tokens.new_M` where there is nothing to learn)."
             )
         return terms_M
 
@@ -463,6 +475,12 @@ def _chosen_tokens(tokens: TokenInputs) -> Tensor:
     if tokens.chosen_M is None:
         raise ConfigError("This loss treats some tokens of an update apart, and none has been chosen.")
     return tokens.chosen_M > 0.0
+
+
+def _versions(tokens: TokenInputs) -> dict[str, int]:
+    """How often each tensor was written to, as torch counts it."""
+    values = {each.name: getattr(tokens, each.name) for each in fields(tokens)}
+    return {name: each._version for name, each in values.items() if each is not None}
 
 
 def _ratios(tokens: TokenInputs) -> Tensor:
