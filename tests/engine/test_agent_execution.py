@@ -53,6 +53,14 @@ async def test_tasks_of_programs_are_played_as_their_rows(agent_class: Agent, en
     assert [len(each.trajectories[0].steps) for each in episodes] == [1, 2]
 
 
+async def test_tasks_of_a_generator_are_all_played(agent_class: Agent, env_class: Env) -> None:
+    engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=ScriptedClient(_always))
+    episodes = [each async for each in engine.run((task for task in _tasks(3)), group_size=2)]
+    assert len(episodes) == engine.counts.submitted == 6
+    trajectories = await engine.execute_tasks(task for task in _tasks(3))
+    assert [each.task["task_id"] for each in trajectories] == ["t0", "t1", "t2"]
+
+
 async def test_each_task_is_attempted_group_size_times(agent_class: Agent, env_class: Env) -> None:
     engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=ScriptedClient(_always))
     episodes = await _all(engine, _tasks(3), group_size=4)

@@ -263,6 +263,14 @@ async def test_what_is_live_can_be_looked_at() -> None:
 # ---- execute_tasks ---------------------------------------------------------------------------------------
 
 
+async def test_tasks_of_a_generator_are_all_played() -> None:
+    engine = engine_of(Asks)
+    episodes = await engine.execute_tasks(task for task in TASKS)
+    assert [each.task for each in episodes] == [each.task for each in await engine.execute_tasks(TASKS)]
+    assert len(episodes) == len(TASKS) > 0
+    assert len([each async for each in engine.run(task for task in TASKS)]) == len(TASKS)
+
+
 async def test_execute_tasks_gives_episodes_in_the_order_of_the_tasks() -> None:
     gate = asyncio.Event()
 

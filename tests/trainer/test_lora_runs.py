@@ -22,6 +22,7 @@ from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.policies import create_initial_models, load_initial_models
 from rllm.trainer.replay import replay
+from rllm.trainer.sft import AgentSFTTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 """PeftModel asks transformers in its old words."""
@@ -257,3 +258,14 @@ def test_a_layer_that_the_model_does_not_have_is_named_with_those_it_has(
     trainer = letters.make_trainer(tmp_path / "run", {"lora": {"rank": 4, "targets": ["q_proj", "query"]}})
     with pytest.raises(ConfigError, match=r"`lora\.targets` has 'query'.*down_proj, gate_proj.*v_proj"):
         trainer.train()
+
+
+def test_moments_in_8_bits_are_refused_where_every_matrix_is_too_small_for_them(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    changes = {"lora": {"rank": 1}, "optimizer": {"name": "adamw8bit"}}
+    with pytest.raises(ConfigError, match=r"adamw8bit.* 4,096 entries"):
+        letters.make_trainer(tmp_path / "run", changes).train()
+    row = {"prompt": "A", "completion": "B"}
+    with pytest.raises(ConfigError, match=r"adamw8bit.* 4,096 entries"):
+        AgentSFTTrainer({**changes, "threads": 1}, train_dataset=[row], output=tmp_path / "sft").train()

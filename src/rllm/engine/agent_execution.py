@@ -29,7 +29,7 @@ from rllm.engine.rollout import (
     failed_trajectory,
     run_trajectory,
 )
-from rllm.engine.settings import client_for, copy_of, limits_of, require_settings, require_tasks, sampling_of
+from rllm.engine.settings import client_for, copy_of, limits_of, require_settings, sampling_of, task_list
 from rllm.engine.supervision import LoopWatchdog
 from rllm.engine.turnstile import Turnstile
 from rllm.engine.world import made_of
@@ -177,7 +177,7 @@ class AgentExecutionEngine:
         to `skip` were made before. Leaving the iteration early cancels what is in flight and closes it.
         """
         many = self.oversampling if oversampling is None else oversampling
-        require_tasks(tasks)
+        tasks = task_list(tasks)
         rows: list[Mapping[str, Any]] = [row_of(each) for each in tasks]
         pending = attempts_at(rows, group_size, many, skip)
         run = _Run(self, pending, purpose, sampling or self.sampling, group_size if many > 1.0 else 0)
@@ -198,7 +198,7 @@ class AgentExecutionEngine:
 
         A task that the deadline left no time for has none.
         """
-        require_tasks(tasks)
+        tasks = task_list(tasks)
         order = {task_id_of(task, position): position for position, task in enumerate(tasks)}
         async with aclosing(self.run(tasks)) as episodes:
             results = [episode async for episode in episodes]

@@ -24,7 +24,7 @@ from rllm.engine.environment_pool import EnvironmentPool
 from rllm.engine.failures import FailureBudget, contract_error_of
 from rllm.engine.published_client import PublishedClient
 from rllm.engine.records import Records
-from rllm.engine.settings import require_settings, require_tasks
+from rllm.engine.settings import require_settings, task_list
 from rllm.engine.supervision import LoopWatchdog
 from rllm.engine.workflow_attempt import UNPAID, WORKFLOW, AnyTask, WorkflowAttempt, WorkflowSettings
 from rllm.errors import ConfigError
@@ -180,7 +180,7 @@ class AgentWorkflowEngine:
         runs over the same tasks differ. Attempts to `skip` were made before. Leaving the iteration early
         cancels what is in flight and closes it.
         """
-        require_tasks(tasks)
+        tasks = task_list(tasks)
         many = self.oversampling if oversampling is None else oversampling
         run = _Run(self, attempts_at(tasks, group_size, many, skip), purpose, sampling or self.sampling)
         if many > 1.0:
@@ -197,7 +197,7 @@ class AgentWorkflowEngine:
         A task id that is there several times stands for several attempts. With `raise_on_error`, what made an
         attempt fail is raised after its last try; otherwise the episode says it in `info["error"]`.
         """
-        require_tasks(tasks)
+        tasks = task_list(tasks)
         if task_ids is not None and len(task_ids) != len(tasks):
             raise ConfigError(
                 f"`task_ids` has {len(task_ids)} ids for {len(tasks)} tasks; give each its own."

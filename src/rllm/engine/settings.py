@@ -4,7 +4,7 @@ Published programs pass these arguments under their published names; each is hon
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from numbers import Integral
 from typing import Any
@@ -47,14 +47,19 @@ def require_settings(
         )
 
 
-def require_tasks(tasks: Sequence[Any]) -> None:
-    """Raises ConfigError for a task that has no fields."""
-    for place, task in enumerate(tasks):
+def task_list(tasks: Iterable[Any]) -> list[Any]:
+    """The tasks, which are looked at several times, as a list: a generator gives its tasks once.
+
+    Raises ConfigError for a task that has no fields.
+    """
+    all_tasks = list(tasks)
+    for place, task in enumerate(all_tasks):
         if not isinstance(task, Task | Mapping):
             raise ConfigError(
                 f"Task {place} is {task!r:.80} (a {type(task).__name__}); a task is a dict with what the "
                 "environment or workflow needs."
             )
+    return all_tasks
 
 
 def limits_of(

@@ -18,7 +18,7 @@ from typing import Any
 
 from rllm.distributed import RankGroup
 from rllm.engine.attempts import EpisodeCounts, EpisodeEngine, attempts_at
-from rllm.engine.settings import require_tasks
+from rllm.engine.settings import task_list
 from rllm.store.encoding import EncodedEpisode, EncodedEpisodes
 from rllm.types.episode import Episode
 from rllm.types.messages import SamplingParams
@@ -67,7 +67,7 @@ class SplitEngine:
         skip: Collection[EpisodeId] = (),
     ) -> AsyncGenerator[Episode, None]:
         """Every episode of every rank, once all ranks have played theirs."""
-        require_tasks(tasks)
+        tasks = task_list(tasks)
         tasks_with_ids = [with_id(task, place) for place, task in enumerate(tasks)]
         attempts_at(tasks_with_ids, 1)  # refuses two tasks of one id, which may be on two ranks
         pairs: list[PlayedEpisode] = []
@@ -112,7 +112,7 @@ class WriterEngine:
         skip: Collection[EpisodeId] = (),
     ) -> AsyncGenerator[Episode, None]:
         """Every episode, once rank 0 has all of them."""
-        require_tasks(tasks)
+        tasks = task_list(tasks)
         pairs: list[PlayedEpisode] = []
         if self._engine is not None:
             run = self._engine.run(

@@ -543,18 +543,20 @@ class AgentTrainer:
         """A learner on `models`; `publish` tells the sampler of a policy that its weights have changed."""
         from rllm.trainer.critic import make_critics
         from rllm.trainer.learning import Learner
-        from rllm.trainer.policies import make_policies
+        from rllm.trainer.policies import make_policies, require_8_bits
         from rllm.trainer.row_scores import make_references
         from rllm.trainer.teacher import teacher_of
 
         teacher = self.teacher or teacher_of(self.config, models)
         ranks = self.ranks
         policies = make_policies(self.config, models, publish, teacher and teacher.loaded, ranks)
+        critics = make_critics(self.config, policies, ranks)
+        require_8_bits(self.config.optimizer, [*policies.backends().values(), *critics.values()])
         return Learner(
             config=self.config,
             policies=policies,
             references=make_references(self.config, policies, ranks),
-            critics=make_critics(self.config, policies, ranks),
+            critics=critics,
             teacher=teacher,
             tasks=TaskSampler(self.tasks.train, seed=self.config.seed, purpose="tasks"),
             demonstrations=self._demonstrations(policies),

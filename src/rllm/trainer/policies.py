@@ -11,11 +11,12 @@ made is in `models/NAME/` as well, merged, and in `adapter/` or `adapters/NAME/`
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rllm.config.optimizer import OptimizerConfig
 from rllm.config.schema import FROZEN, TrainConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.errors import ConfigError
@@ -37,8 +38,10 @@ from rllm.models.lora import save_adapter, with_adapter, with_base_in_4_bits
 from rllm.rendering.chat import ChatRenderer
 from rllm.trainer.backends.base import TrainingBackend, refuse_unsupported
 from rllm.trainer.backends.named import backend_kind, service_kind
+from rllm.trainer.backends.packed import PackedUpdates
 from rllm.trainer.backends.torch import SUPPORTS, TorchBackend
 from rllm.trainer.backends.torch_distilling import DistillingBackend
+from rllm.trainer.backends.torch_optimizer import LEAST_IN_8_BITS
 from rllm.trainer.memory_plan import initial_config, shape_of
 from rllm.trainer.warm_start import answer_end
 from rllm.types.draws import draw_seed
@@ -153,6 +156,16 @@ class Policies(dict[str, PolicyModel]):
             }
             for name, policy in self.items()
         }
+
+
+def require_8_bits(optimizer: OptimizerConfig, learners: Iterable[object]) -> None:
+    """Raises ConfigError where `adamw8bit` is asked for and all of these learners would keep 32 bits."""
+    packed = [each for each in learners if isinstance(each, PackedUpdates)]
+    if optimizer.name == "adamw8bit" and packed and not any(each.has_8_bits for each in packed):
+        raise ConfigError(
+            "`optimizer.name` is 'adamw8bit', which does nothing here: of the layers' matrices that are "
+            f"trained none has {LEAST_IN_8_BITS:,} entries or more. Set it to adamw, or `lora.rank` higher."
+        )
 
 
 def make_policies(

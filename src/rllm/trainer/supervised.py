@@ -230,6 +230,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
             create_initial_models,
             load_initial_models,
             make_policies,
+            require_8_bits,
             require_models,
         )
 
@@ -243,7 +244,9 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
             if ONLY_POLICY in listeners:
                 listeners[ONLY_POLICY].published(policy_version)
 
-        return make_policies(config, models, {ONLY_POLICY: publish}), models
+        policies = make_policies(config, models, {ONLY_POLICY: publish})
+        require_8_bits(config.optimizer, policies.backends().values())
+        return policies, models
 
     def _supervise(self, directory: RunDirectory, policies: "Policies", job: SupervisedJob) -> dict[str, Any]:
         from rllm.trainer.checkpoint import Checkpoints, RunState, load_latest, remove_old

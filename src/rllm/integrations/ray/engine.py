@@ -19,7 +19,7 @@ from typing import Any
 
 from rllm.engine.attempt_state import LiveRollout
 from rllm.engine.attempts import EpisodeCounts, attempts_at
-from rllm.engine.settings import require_tasks
+from rllm.engine.settings import task_list
 from rllm.integrations.ray.answers import WorkerEnded, answer
 from rllm.integrations.ray.leases import Lease, Leases
 from rllm.integrations.ray.pool import ClusterWorker, Pool, require_room
@@ -90,7 +90,7 @@ class RayEngine:
 
         Raises ClusterError where no worker is left to play them.
         """
-        require_tasks(tasks)
+        tasks = task_list(tasks)
         named = [with_id(task, place) for place, task in enumerate(tasks)]
         attempts_at(named, 1)  # refuses two tasks of one id, which may be in two leases
         leases = Leases(named, group_size=group_size, size=self._tasks_per_lease(group_size), skip=skip)

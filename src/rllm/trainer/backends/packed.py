@@ -170,6 +170,11 @@ class PackedUpdates:
             self._ranks.beat(f"the update of policy version {self.policy_version}")
         return trouble
 
+    @property
+    def has_8_bits(self) -> bool:
+        """Whether any moment of the optimizer has 8 bits."""
+        return bool(self._optimizer.in_8_bits)
+
     def _flops_of(self, batch: PackedBatch, loss: Loss) -> int:
         """Floating-point operations of a micro-batch; 0 where they are not known."""
         return 0 if self._flop_rates is None else self._flop_rates.of(sizes_of(batch))

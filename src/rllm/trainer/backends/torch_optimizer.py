@@ -252,6 +252,8 @@ class Optimizers:
         of_muon = matrices if config.name == "muon" else frozenset[str]()
         with_muon = [each for key, each in weights.items() if key in of_muon]
         in_8_bits = in_8_bits_of(weights, matrices) if config.name == "adamw8bit" else frozenset[str]()
+        self.in_8_bits = in_8_bits
+        """Names of the weights whose moments have 8 bits."""
         with_adamw = [each for key, each in weights.items() if key not in of_muon | in_8_bits]
         self._parts: list[MovingPart] = []
         if in_8_bits:
