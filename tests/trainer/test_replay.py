@@ -9,10 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rllm.build.training import build_trainer
+from rllm.config.loader import load_config
 from rllm.errors import ConfigError
 from rllm.inference.local.engine import LocalEngine
 from rllm.models.directory import parameters_sha256
 from rllm.store.episodes import EpisodeStore
+from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.replay import ReplayDifference, replay
 
@@ -165,6 +168,15 @@ def test_a_model_that_is_not_the_runs_own_is_found_out_by_one_bit(letters: Modul
 def test_another_configuration_is_another_run(letters: ModuleType, run: Path) -> None:
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
         replay(letters.make_trainer(run, {"optimizer": {"learning_rate": 0.5}}))
+
+
+def test_a_warm_start_on_other_tasks_is_refused_and_not_called_different(
+    letters: ModuleType, run: Path
+) -> None:
+    with pytest.raises(ConfigError, match="other tasks"):
+        replay(letters.make_trainer(run, train_dataset=letters.TASKS[:4]))
+    with pytest.raises(ConfigError, match="other tasks"):  # as `rllm runs replay` makes it
+        replay(build_trainer(load_config(RunDirectory.read(run).config()), run))
 
 
 def test_a_run_that_has_not_finished_has_nothing_to_compare_with(letters: ModuleType, run: Path) -> None:

@@ -478,7 +478,7 @@ def _chosen_tokens(tokens: TokenInputs) -> Tensor:
 
 
 def _versions(tokens: TokenInputs) -> dict[str, int]:
-    """How often each tensor was written to, as torch counts it."""
+    """Writes to each tensor so far, as torch counts them."""
     values = {each.name: getattr(tokens, each.name) for each in fields(tokens)}
     return {name: each._version for name, each in values.items() if each is not None}
 

@@ -415,10 +415,12 @@ def summary_of(run: TrainingRun) -> dict[str, Any]:
 
 async def _in_learner(run: TrainingRun, work: Callable[[], Result]) -> Result:
     """Heavy work in the one learner thread, so that the event loop and the live view stay responsive."""
-    return await asyncio.get_running_loop().run_in_executor(run.learner_thread, partial(_ended, work))
+    return await asyncio.get_running_loop().run_in_executor(
+        run.learner_thread, partial(_without_stop_iteration, work)
+    )
 
 
-def _ended(work: Callable[[], Result]) -> Result:
+def _without_stop_iteration(work: Callable[[], Result]) -> Result:
     """The result of `work`. A future takes no StopIteration, and whoever waits for it would wait for ever."""
     try:
         return work()

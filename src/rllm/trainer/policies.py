@@ -160,8 +160,12 @@ class Policies(dict[str, PolicyModel]):
 
 def require_8_bits(optimizer: OptimizerConfig, learners: Iterable[object]) -> None:
     """Raises ConfigError where `adamw8bit` is asked for and all of these learners would keep 32 bits."""
-    packed = [each for each in learners if isinstance(each, PackedUpdates)]
-    if optimizer.name == "adamw8bit" and packed and not any(each.has_8_bits for each in packed):
+    torch_learners = [each for each in learners if isinstance(each, PackedUpdates)]
+    if (
+        optimizer.name == "adamw8bit"
+        and torch_learners
+        and not any(each.has_8_bits for each in torch_learners)
+    ):
         raise ConfigError(
             "`optimizer.name` is 'adamw8bit', which does nothing here: of the layers' matrices that are "
             f"trained none has {LEAST_IN_8_BITS:,} entries or more. Set it to adamw, or `lora.rank` higher."

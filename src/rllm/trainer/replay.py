@@ -23,6 +23,7 @@ from rllm.trainer.backends.named import service_kind
 from rllm.trainer.checkpoint import ranks_of
 from rllm.trainer.learning import Learner, imitate, learn
 from rllm.trainer.policies import combined_sha256, load_initial_models, load_saved_models
+from rllm.trainer.resuming import other_tasks
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -102,6 +103,14 @@ def _replayed(
         EpisodeStore.open(directory.store_path, read_only=True) as store,
         ThreadPoolExecutor(1, "rllm-replay") as thread,
     ):
+        # A run from Python need not have played the world that its configuration names; only demonstrations
+        # are made of tasks here, all else of episodes.
+        if trainer.config.warm_start.steps and other_tasks(store, {"training": trainer.tasks.train}):
+            raise ConfigError(
+                f"{directory.path} imitated an expert on other tasks than it would be replayed with, as "
+                "a run that was started from Python may have. Give the trainer that made it to "
+                "`rllm.trainer.replay.replay`, or its data sets as they were."
+            )
         thread.submit(trainer.ranks.enter_thread)
         replayed_lines = thread.submit(_updates, learner, store, num_steps, on_step).result()
     differences = [

@@ -95,15 +95,21 @@ def require_same(directory: RunDirectory, old: Mapping[str, Any], mine: Mapping[
 def require_same_tasks(store: EpisodeStore, tasks: Mapping[str, Sequence[Task | Mapping[str, Any]]]) -> None:
     """Raises ConfigError when the tasks, by what they are for, are not those that the run began with."""
     mine = {name: _fingerprint(some) for name, some in tasks.items()}
-    old_tasks = store.value("tasks")
-    if old_tasks is None:
+    if store.value("tasks") is None:
         store.set_value("tasks", mine)
-        return
-    if differing := [name for name, value in mine.items() if old_tasks.get(name, value) != value]:
+    elif differing := other_tasks(store, tasks):
         raise ConfigError(
             f"{store.path} belongs to a run with other {' and '.join(differing)} tasks; its curve would be a "
             "mixture. Give the tasks that it began with, or another output directory."
         )
+
+
+def other_tasks(store: EpisodeStore, tasks: Mapping[str, Sequence[Task | Mapping[str, Any]]]) -> list[str]:
+    """Names of those `tasks`, by what they are for, that are not those that the run of `store` began with."""
+    old_tasks = store.value("tasks") or {}
+    return [
+        name for name, some in tasks.items() if name in old_tasks and old_tasks[name] != _fingerprint(some)
+    ]
 
 
 def _fingerprint(tasks: Sequence[Task | Mapping[str, Any]]) -> str:
