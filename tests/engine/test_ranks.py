@@ -76,6 +76,27 @@ def test_tasks_without_an_id_are_named_by_their_place_on_any_rank(
     assert len({each.task_id for each in mine}) == len(nameless)
 
 
+@pytest.mark.parametrize("look_every_s", [3600.0, 0.0])
+def test_other_ranks_hear_that_one_has_begun_and_then_of_every_move(
+    look_every_s: float,
+    agent_class: type[BaseAgent],
+    env_class: type[BaseEnv],
+    world: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beats = list[tuple[int, str]]()
+    monkeypatch.setattr(ThreadRanks, "beat", lambda self, place: beats.append((self.rank, place)))
+    monkeypatch.setattr("rllm.engine.split.LOOK_EVERY_S", look_every_s)
+
+    def make(ranks: RankGroup) -> EpisodeEngine:
+        client = ScriptedClient(lambda messages: "go")
+        return SplitEngine(AgentExecutionEngine(agent_class, env_class, rollout_engine=client), ranks)
+
+    whole_episodes(make, 2)
+    assert set(beats) == {(rank, "the episodes of train/0") for rank in range(2)}
+    assert (len(beats) == 2) == (look_every_s > 0.0)
+
+
 @pytest.mark.parametrize("kind", ["each its share", "rank 0 all"])
 def test_all_ranks_get_every_episode_once(
     kind: str, agent_class: type[BaseAgent], env_class: type[BaseEnv], world: Any
