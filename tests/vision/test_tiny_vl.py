@@ -136,17 +136,70 @@ def test_an_expert_that_reads_writes_every_cell_of_the_picture_before_its_move()
     assert reward == 1.0
 
 
-def test_what_the_reading_expert_writes_fits_into_an_answer_of_the_block() -> None:
+def _read_question(task: dict[str, Any], **arguments: Any) -> tuple[str, str]:
+    """The shapes by place, and the answer, as the expert who reads writes them."""
+    expert: Any = world_named("picture-questions").demonstrate
+    ((_, text),) = expert(task, noise=0.0, rng=np.random.default_rng(3), reads=True, **arguments)
+    reading, _, tagged = text.partition(" <answer>")
+    return reading, tagged.removesuffix("</answer>")
+
+
+def test_an_expert_that_reads_writes_the_shapes_from_which_its_answer_follows() -> None:
+    """A second reader, who sees no picture, answers from what is written."""
+    for task in question_tasks("train", 90):
+        question, (reading, answer) = drawn_question(task), _read_question(task)
+        assert answer == question.answer
+        *thirds, end = reading.split(".")
+        assert (len(thirds), end) == (9, "")
+        words = question.text.rstrip("?").split()
+        shape = words[2] if task["drawing"] != "compare" else words[0]
+        letter = "X" if shape == "cross" else shape[0].upper()
+        places = [place for place, letters in enumerate(thirds) for each in letters if each == letter]
+        match task["drawing"]:
+            case "count":
+                assert len(places) == int(answer)
+            case "locate":
+                (place,) = places
+                row, column = divmod(place, 3)
+                down, right = (half in answer for half in ("Down", "Right"))
+                assert row in ((1, 2) if down else (0, 1))
+                assert column in ((1, 2) if right else (0, 1))
+            case _:
+                assert len(places) == 1
+                assert len("".join(thirds)) == 2
+
+
+def test_an_expert_that_reads_answers_alone_where_no_shapes_are_asked_for() -> None:
+    (task,) = question_tasks("train", 1, kinds=["clock"])
+    assert _read_question(task) == (drawn_question(task).answer, "")
+
+
+def test_what_a_reading_expert_writes_fits_into_an_answer_of_the_block() -> None:
     _, turns = _lake_demonstration(reads=True)
-    limit = benchmark_named("frozenlake-pixels").train["rollout"]["max_tokens_per_turn"]
+    readings = [
+        "{} <answer>{}</answer>".format(*_read_question(task)) for task in question_tasks("train", 300)
+    ]
     tokenizer = create_tokenizer()
-    assert max(len(tokenizer.encode(answer).ids) + 1 for _, answer in turns) <= limit
+    for name, answers in [
+        ("frozenlake-pixels", [answer for _, answer in turns]),
+        ("geometry-pixels", readings),
+    ]:
+        limit = benchmark_named(name).train["rollout"]["max_tokens_per_turn"]
+        assert max(len(tokenizer.encode(answer).ids) + 1 for answer in answers) <= limit, name
 
 
 def test_a_demonstration_shows_as_many_turns_as_are_asked_for() -> None:
     _, turns = _lake_demonstration()
     assert _lake_demonstration(turns=2)[1] == turns[:2]
     assert _lake_demonstration(turns=99)[1] == turns
+
+
+def test_reading_questions_is_a_choice_of_two() -> None:
+    (task,) = question_tasks("train", 1)
+    with pytest.raises(ConfigError, match="`reads` is 'all'"):
+        world_named("picture-questions").demonstrate(  # pyright: ignore[reportOptionalCall]
+            task, noise=0.0, rng=np.random.default_rng(0), reads="all"
+        )
 
 
 @pytest.mark.parametrize(("name", "value"), [("reads", 1), ("turns", 0), ("turns", True), ("turns", "two")])

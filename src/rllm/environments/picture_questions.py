@@ -34,6 +34,7 @@ _COLOURS: dict[str, tuple[Colour, Colour]] = {
 }
 """Name -> range that one is drawn from."""
 _YES, _NO = "yes", "no"
+_LETTERS = {shape: "X" if shape == "cross" else shape[0].upper() for shape in SHAPES}
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -45,6 +46,8 @@ class PictureQuestion:
     answer: str
     choices: tuple[str, ...]
     """Every answer that a question of this kind may have."""
+    reading: str = ""
+    """The shapes by place, of kinds that ask for them: see `_read_shapes`."""
 
 
 Draw = Callable[[np.random.Generator, int], PictureQuestion]
@@ -80,22 +83,30 @@ def _apart(rng: np.random.Generator, radii: Sequence[float], side: int) -> list[
             return centres
 
 
+def _read_shapes(kinds: Sequence[str], centres: Sequence[tuple[float, float]], side: int) -> str:
+    """The nine parts of the picture, row by row: a letter for each shape whose centre is in it, then a full
+    stop. "C....RR....D." is a circle up left, two rings in the middle and a diamond down right."""
+    cells = [""] * 9
+    for kind, (x, y) in zip(kinds, centres, strict=True):
+        cells[int(3 * y / side) * 3 + int(3 * x / side)] += _LETTERS[kind]
+    return "".join(f"{''.join(sorted(cell))}." for cell in cells)
+
+
 def _count(rng: np.random.Generator, side: int) -> PictureQuestion:
     """The number of one shape among others."""
     shape, other = (SHAPES[each] for each in rng.permutation(len(SHAPES))[:2])
     number, num_others = int(rng.integers(1, 5)), int(rng.integers(0, 3))
     kinds = [shape] * number + [other] * num_others
     radii = [float(each) for each in rng.uniform(0.09, 0.14, len(kinds)) * side]
-    canvas = _ground(rng, side)
-    for kind, centre, radius in zip(kinds, _apart(rng, radii, side), radii, strict=True):
+    canvas, centres = _ground(rng, side), _apart(rng, radii, side)
+    for kind, centre, radius in zip(kinds, centres, radii, strict=True):
         canvas.shape(kind, centre, radius, _bright(rng))
     return PictureQuestion(
         url=canvas.data_url(),
         text=f"How many {shape}?",
         answer=str(number),
-        choices=_digits(
-            4,
-        ),
+        choices=_digits(4),
+        reading=_read_shapes(kinds, centres, side),
     )
 
 
@@ -106,27 +117,30 @@ def _compare(rng: np.random.Generator, side: int) -> PictureQuestion:
     large = small * float(rng.uniform(1.6, 2.2))
     is_larger = bool(rng.integers(2))
     radii = [large, small] if is_larger else [small, large]
-    canvas = _ground(rng, side)
-    for kind, centre, radius in zip((first, second), _apart(rng, radii, side), radii, strict=True):
+    canvas, centres = _ground(rng, side), _apart(rng, radii, side)
+    for kind, centre, radius in zip((first, second), centres, radii, strict=True):
         canvas.shape(kind, centre, radius, _bright(rng))
-    return _yes_or_no(canvas, f"{first} larger than {second}?", is_larger)
+    reading = _read_shapes((first, second), centres, side)
+    return _yes_or_no(canvas, f"{first} larger than {second}?", is_larger, reading)
 
 
 def _locate(rng: np.random.Generator, side: int) -> PictureQuestion:
     """The quarter of the picture that a shape is in; others are elsewhere."""
     kinds = [SHAPES[each] for each in rng.permutation(len(SHAPES))[: int(rng.integers(1, 4))]]
     quarters = rng.permutation(4)[: len(kinds)]
-    canvas, half = _ground(rng, side), side / 2
+    canvas, half, centres = _ground(rng, side), side / 2, list[tuple[float, float]]()
     for kind, quarter in zip(kinds, quarters, strict=True):
         radius = float(rng.uniform(0.09, 0.15)) * side
         down, right = divmod(int(quarter), 2)
         x, y = (float(each) for each in rng.uniform(radius + 1, half - radius - 1, 2))
-        canvas.shape(kind, (x + right * half, y + down * half), radius, _bright(rng))
+        centres.append((x + right * half, y + down * half))
+        canvas.shape(kind, centres[-1], radius, _bright(rng))
     return PictureQuestion(
         url=canvas.data_url(),
         text=f"Where is {kinds[0]}?",
         answer=_QUARTERS[int(quarters[0])],
         choices=_QUARTERS,
+        reading=_read_shapes(kinds, centres, side),
     )
 
 
@@ -209,9 +223,7 @@ def _bars(rng: np.random.Generator, side: int) -> PictureQuestion:
         url=canvas.data_url(),
         text="Which bar is tallest?",
         answer=str(tallest + 1),
-        choices=_digits(
-            5,
-        ),
+        choices=_digits(5),
     )
 
 
@@ -227,9 +239,7 @@ def _clock(rng: np.random.Generator, side: int) -> PictureQuestion:
         url=canvas.data_url(),
         text="What hour is it?",
         answer=str(hour),
-        choices=_digits(
-            12,
-        ),
+        choices=_digits(12),
     )
 
 
@@ -246,9 +256,7 @@ def _nested(rng: np.random.Generator, side: int) -> PictureQuestion:
         url=canvas.data_url(),
         text="How many squares?",
         answer=str(number),
-        choices=_digits(
-            4,
-        ),
+        choices=_digits(4),
     )
 
 
@@ -295,13 +303,10 @@ def _digits(last: int) -> tuple[str, ...]:
     return tuple(str(number) for number in range(1, last + 1))
 
 
-def _yes_or_no(canvas: Canvas, text: str, is_so: bool) -> PictureQuestion:
+def _yes_or_no(canvas: Canvas, text: str, is_so: bool, reading: str = "") -> PictureQuestion:
     answer = _YES if is_so else _NO
     return PictureQuestion(
-        url=canvas.data_url(),
-        text=text,
-        answer=answer,
-        choices=(_YES, _NO),
+        url=canvas.data_url(), text=text, answer=answer, choices=(_YES, _NO), reading=reading
     )
 
 
@@ -382,12 +387,22 @@ class PictureQuestionEnv(BaseEnv):
         return PictureQuestionEnv(info)
 
 
-def demonstrate(task: dict[str, Any], *, noise: float, rng: np.random.Generator) -> list[tuple[Any, str]]:
-    """The right answer; with probability `noise` any answer that a question of its kind may have."""
+def demonstrate(
+    task: dict[str, Any], *, noise: float, rng: np.random.Generator, reads: bool = False
+) -> list[tuple[Any, str]]:
+    """The right answer; with probability `noise` any answer that a question of its kind may have.
+
+    One that `reads` writes down the shapes by place before it answers, where shapes are asked for:
+    "C....RR....D. <answer>2</answer>".
+    """
+    if not isinstance(reads, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"`reads` is {reads!r}; choose true or false.")
     question = drawn_question(task)
     answer = question.answer
     if rng.random() < noise:
         answer = question.choices[rng.integers(len(question.choices))]
+    if reads and question.reading:
+        answer = f"{question.reading} <answer>{answer}</answer>"
     return [(showing(question.url, question.text), answer)]
 
 
@@ -430,6 +445,7 @@ WORLD = World(
     env_class=PictureQuestionEnv,
     tasks=question_tasks,
     demonstrate=demonstrate,
+    expert_args=("reads",),
     draws=True,
     identity=identity,
     identity_draws=True,
