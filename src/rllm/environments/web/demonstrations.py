@@ -31,12 +31,13 @@ MAX_KEPT = 8192
 _NUM_AT_A_TIME = 8
 """Episodes that baselines play side by side."""
 _NAME_CHARS = 40
-_LINE = re.compile(r'\[(\d+)\] (\w+)(?: "((?:[^"\\]|\\.)*)")?')
+_LINE = re.compile(r'\[(\d+)\] (\w+)(?: "((?:[^"\\]|\\.)*)")?(?: fill="([^"]*)")?')
 _LAST_CALL = re.compile(r"(\w+)(\(.*\))\Z")
 
 Step = tuple[str, ...]
 """("click", role, name), ("fill", label, text), ("choose", label, option), ("say", text) or ("give up",
-reason); an element without a name is named ""."""
+reason). An element is meant by its name, by "" where it has none, by its colour, or by its place among
+those of its role: "#2"."""
 Plan = Sequence[Sequence[Step]]
 """The steps on one page, page after page."""
 
@@ -51,7 +52,7 @@ class PlannedEnv(WebEnv):
 
 def action_of(step: Step, page: str) -> str:
     """A step of a plan as an action on a page as text. Raises KeyError for what the page does not have."""
-    ids = {(role, json.loads(f'"{name}"')): number for number, role, name in reversed(_LINE.findall(page))}
+    ids = _ids_on(page)
     match step:
         case ("click", role, name):
             return f'click("{ids[role, name]}")'
@@ -65,6 +66,17 @@ def action_of(step: Step, page: str) -> str:
             return f"report_infeasible({json.dumps(reason, ensure_ascii=False)})"
         case _:
             raise ValueError(f"{step!r} is no step of a plan.")
+
+
+def _ids_on(page: str) -> dict[tuple[str, str], str]:
+    """The id of the first element for each role and each way to mean one."""
+    ids: dict[tuple[str, str], str] = {}
+    places = Counter[str]()
+    for number, role, name, colour in _LINE.findall(page):
+        places[role] += 1
+        for meant in (json.loads(f'"{name}"'), colour, f"#{places[role]}"):
+            ids.setdefault((role, meant), number)
+    return ids
 
 
 def demonstrate(
@@ -157,7 +169,7 @@ async def _play_policies(
 
 
 def _random_click(rng: np.random.Generator, turn: int, page: str) -> str:
-    ids = [each[0] for each in _LINE.findall(page)]
+    ids = sorted(set(_ids_on(page).values()), key=int)
     return f'click("{rng.choice(ids)}")' if ids else "noop(1)"
 
 

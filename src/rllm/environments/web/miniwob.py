@@ -53,6 +53,12 @@ _VERDICT = """() => window.rllmLimits === undefined ? null :
   [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL, WOB_REWARD_GLOBAL, String(WOB_REWARD_REASON ?? '')]"""
 """Null for a page that was not started by us: another task, or this one loaded again."""
 _SUBMIT: Step = ("click", "button", "Submit")
+_COLOURS = {
+    "black": "rgb(0, 0, 0)", "blue": "rgb(0, 0, 255)", "cyan": "rgb(0, 255, 255)",
+    "grey": "rgb(128, 128, 128)", "lime": "rgb(0, 255, 0)", "magenta": "rgb(255, 0, 255)", "olive": "rgb(128, 128, 0)",
+    "orange": "rgb(255, 165, 0)", "pink": "rgb(255, 192, 203)", "purple": "rgb(128, 0, 128)",
+    "red": "rgb(255, 0, 0)", "white": "rgb(255, 255, 255)", "yellow": "rgb(255, 255, 0)",
+}  # fmt: skip
 _PLANS: dict[str, tuple[str, Callable[..., Sequence[Step]]]] = {
     "choose-list": (
         r"Select (.+) from the list and click Submit\.",
@@ -66,6 +72,10 @@ _PLANS: dict[str, tuple[str, Callable[..., Sequence[Step]]]] = {
         r"Select (.+) and click Submit\.",
         lambda names: (*(("click", "checkbox", each) for each in _names_in(names)), _SUBMIT),
     ),
+    "click-color": (
+        r"Click on the (.+) colored box\.",
+        lambda colour: (("click", "box", _COLOURS[colour]),),
+    ),
     "click-option": (
         r"Select (.+) and click Submit\.",
         lambda name: (("click", "radio", name), _SUBMIT),
@@ -73,6 +83,14 @@ _PLANS: dict[str, tuple[str, Callable[..., Sequence[Step]]]] = {
     "enter-text": (
         r'Enter "(.+)" into the text field and press Submit\.',
         lambda text: (("fill", "", text), _SUBMIT),
+    ),
+    "form-sequence-2": (
+        r'Check the (\d)\w\w radio button and enter the number "(.+)" into the (\d)\w\w textbox\.',
+        lambda radio, number, box: (
+            ("click", "radio", f"#{radio}"),
+            ("fill", f"#{box}", number),
+            _SUBMIT,
+        ),
     ),
 }
 _PLANS["enter-text-dynamic"] = _PLANS["enter-text"]
