@@ -120,7 +120,17 @@ def test_an_expert_solves_it_and_gives_up_at_the_end_where_it_errs(chromium: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["choose-list", "click-checkboxes-transfer", "click-option", "enter-text"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "choose-list",
+        "click-checkboxes-transfer",
+        "click-color",
+        "click-option",
+        "enter-text",
+        "form-sequence-2",
+    ],
+)
 def test_other_experts_solve_theirs(chromium: str, name: str) -> None:
     demonstrates_in_browser(name)
 

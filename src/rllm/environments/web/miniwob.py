@@ -55,7 +55,8 @@ _VERDICT = """() => window.rllmLimits === undefined ? null :
 _SUBMIT: Step = ("click", "button", "Submit")
 _COLOURS = {
     "black": "rgb(0, 0, 0)", "blue": "rgb(0, 0, 255)", "cyan": "rgb(0, 255, 255)",
-    "grey": "rgb(128, 128, 128)", "lime": "rgb(0, 255, 0)", "magenta": "rgb(255, 0, 255)", "olive": "rgb(128, 128, 0)",
+    "grey": "rgb(128, 128, 128)", "lime": "rgb(0, 255, 0)",
+    "magenta": "rgb(255, 0, 255)", "olive": "rgb(128, 128, 0)",
     "orange": "rgb(255, 165, 0)", "pink": "rgb(255, 192, 203)", "purple": "rgb(128, 0, 128)",
     "red": "rgb(255, 0, 0)", "white": "rgb(255, 255, 255)", "yellow": "rgb(255, 255, 0)",
 }  # fmt: skip
