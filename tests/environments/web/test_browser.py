@@ -1,14 +1,18 @@
 """The life of the browser: shared, replaced when it dies or hangs, gone when its owner is killed."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import psutil
 import pytest
@@ -17,6 +21,7 @@ from rllm.environments.web import SiteRequest, SiteResponse, WebEnv
 from rllm.environments.web import context as context_file
 from rllm.environments.web.browser import BrowserThread, browser_thread, run_in_browser
 from rllm.environments.web.chromium import find_chromium
+from rllm.environments.web.context import _log_in  # pyright: ignore[reportPrivateUsage]
 from rllm.errors import BrowserError, ConfigError
 
 Play = Callable[..., WebEnv]
@@ -259,3 +264,52 @@ def test_a_machine_without_chromium_is_told_how_to_get_one(
     build.chmod(0o755)
     monkeypatch.delenv("RLLM_CHROMIUM")
     assert find_chromium().path == str(build)
+
+
+class _LoginSession:
+    """A session that Chromium tells of one more request while it is being let go, as of a page's icon."""
+
+    def __init__(self, *, is_lost: bool) -> None:
+        self._is_lost = is_lost
+        self.handlers: dict[str, Any] = {}
+        self._is_open = True
+        self.answered: list[str] = []
+
+    def on(self, event: str, handler: Any) -> None:
+        self.handlers[event] = handler
+
+    async def send(self, method: str, parameters: dict[str, Any]) -> None:
+        await asyncio.sleep(0)
+        if not self._is_open:
+            raise RuntimeError("the session is closed")
+        if method != "Fetch.enable":
+            self.answered.append(parameters["requestId"])
+
+    async def goto(self, url: str) -> None:
+        self.handlers["Fetch.requestPaused"]({"requestId": "page"})
+        await asyncio.sleep(0)
+        if self._is_lost:
+            self._is_open = False
+            self.handlers["Fetch.requestPaused"]({"requestId": "lost"})
+            raise ConnectionError("the page was lost")
+
+    async def detach(self) -> None:
+        self.handlers["Fetch.requestPaused"]({"requestId": "icon"})
+        self._is_open = False
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_login_leaves_no_answer_behind_whose_error_nobody_reads(is_lost: bool) -> None:
+    unread: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))
+    session = _LoginSession(is_lost=is_lost)
+    context = SimpleNamespace(new_cdp_session=AsyncMock(return_value=session))
+    page: Any = SimpleNamespace(context=context, goto=session.goto)
+    with pytest.raises(ConnectionError) if is_lost else nullcontext():
+        await _log_in(page, "token")
+    await asyncio.sleep(0.01)
+    session.handlers.clear()
+    gc.collect()
+    assert unread == []
+    assert is_lost or session.answered == ["page"]

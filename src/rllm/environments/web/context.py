@@ -379,11 +379,12 @@ async def _log_in(page: "Page", token: str) -> None:
     """
     session = await page.context.new_cdp_session(page)
     answers: set[asyncio.Future[Any]] = set()
+    is_over = False
 
     def answer(method: str, event: dict[str, Any], **parameters: Any) -> None:
-        answers.add(
-            asyncio.ensure_future(session.send(method, {"requestId": event["requestId"]} | parameters))
-        )
+        if not is_over:  # a request that comes later, as for an icon, goes on once the session is detached
+            request = {"requestId": event["requestId"]}
+            answers.add(asyncio.ensure_future(session.send(method, request | parameters)))
 
     login = {"response": "ProvideCredentials", "username": USER, "password": token}
     session.on("Fetch.requestPaused", lambda event: answer("Fetch.continueRequest", event))
@@ -391,9 +392,15 @@ async def _log_in(page: "Page", token: str) -> None:
         "Fetch.authRequired",
         lambda event: answer("Fetch.continueWithAuth", event, authChallengeResponse=login),
     )
-    await session.send("Fetch.enable", {"handleAuthRequests": True})
-    await page.goto(f"http://{LOGIN_HOST}/")
-    await asyncio.gather(*answers)
+    try:
+        await session.send("Fetch.enable", {"handleAuthRequests": True})
+        await page.goto(f"http://{LOGIN_HOST}/")
+    finally:
+        is_over = True
+        outcomes = await asyncio.gather(*answers, return_exceptions=True)
+    for each in outcomes:
+        if isinstance(each, BaseException):
+            raise each
     await session.detach()
 
 
