@@ -433,3 +433,9 @@ def test_a_text_that_begins_twice_is_refused(encoder: MakeEncoder) -> None:
 def test_chats_made_by_hand_pass_as_they_are() -> None:
     chat = Chat(where="mine", messages=[user("a"), says("b")])
     assert chats_of([chat]) == [chat]
+
+
+def test_half_a_character_in_a_row_from_python_is_refused_by_its_row() -> None:
+    half = {"prompt": "a\ud83d", "completion": "b"}
+    with pytest.raises(ConfigError, match=r"row 1: it has \\ud83d"):
+        chats_of([{"prompt": "a\U0001f600", "completion": "b"}, half])

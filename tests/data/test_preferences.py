@@ -248,3 +248,11 @@ def test_a_key_that_cannot_be_honoured_is_refused(subtests: pytest.Subtests) -> 
     ]:
         with subtests.test(make=make, message=message), pytest.raises(ConfigError, match=message):
             make().validate()
+
+
+def test_half_a_character_and_a_missing_answer_in_a_row_from_python_are_refused_by_their_rows() -> None:
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    with pytest.raises(ConfigError, match=r"row 0: chosen: it has \\udc00"):
+        comparisons_of([{**pair, "chosen": "\udc00"}], paired=True)
+    with pytest.raises(ConfigError, match="row 1: its `rejected` is None"):
+        comparisons_of([pair, {**pair, "rejected": None}], paired=True)

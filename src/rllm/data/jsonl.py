@@ -46,7 +46,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 def require_unicode(value: Any, where: str) -> None:
     """Raises ConfigError for text with half of a surrogate pair, which JSON can write and UTF-8 cannot."""
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, default=repr).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])[1:-1]
         raise ConfigError(

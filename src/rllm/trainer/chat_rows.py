@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rllm.data.jsonl import read_jsonl_lines
+from rllm.data.jsonl import read_jsonl_lines, require_unicode
 from rllm.errors import ConfigError, choices_of
 from rllm.models.vision.fetch import MAX_AT_ONCE, ImageFetcher
 from rllm.rendering.chat import ChatRenderer
@@ -90,6 +90,7 @@ def chat_of(row: Any, where: str) -> Chat:
     if not isinstance(row, Mapping):
         raise ConfigError(f"it is a {type(row).__name__}; give an object with `messages`.")
     chat = Chat(where=where, messages=_messages_of(row), tools=_tools_of(row))
+    require_unicode([chat.messages, chat.tools], "it")
     _require_order(chat.messages)
     for place, message in enumerate(chat.messages):
         try:

@@ -87,6 +87,8 @@ def _labels(row: Mapping[str, Any], where: str) -> tuple[tuple[int, Chat], ...]:
 
 def _answer(row: Mapping[str, Any], name: str, hint: str) -> list[Message]:
     value = row.get(name)
+    if value is None and name in row:
+        raise ConfigError(f"its `{name}` is None; {hint}.")
     if value is None:
         raise ConfigError(f"it has no `{name}`, but {', '.join(map(str, row)) or 'nothing'}; {hint}.")
     if isinstance(value, str):
