@@ -96,6 +96,13 @@ def test_groups_sorted_by_surprise_begin_with_the_most_surprising(ask: Ask) -> N
     assert ask("groups?run=lake&order=surprise")["groups"][-1]["task_id"] == "test-0"
 
 
+def test_an_episode_names_every_attempt_at_its_task(ask: Ask, runs: Path) -> None:
+    attempts = [episode("hard", attempt, conversation(["Left"])) for attempt in range(130)]
+    write_run(runs / "many", {("train", 0): attempts})
+    named = ask("episode?run=many&id=1")["attempts"]
+    assert [each["attempt"] for each in named] == list(range(130))
+
+
 def test_attempts_part_where_best_and_worst_first_differ(ask: Ask) -> None:
     page = ask("attempts?run=lake&phase=train&step=0&task=test-3")
     assert [each["attempt"] for each in page["attempts"]] == [0, 1]

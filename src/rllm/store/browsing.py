@@ -46,8 +46,8 @@ TASK_ORDERS = {
     "attempts": "count(*)",
 }
 """The orders of tasks -> the expression."""
-MAX_ROWS = 100
-"""Rows of a page, where nobody asks for more."""
+ALL_ROWS = -1
+"""A limit that is none."""
 UNJUDGED = "unjudged"
 """The name of an episode without an outcome in filters and counts."""
 
@@ -166,7 +166,7 @@ class EpisodeBrowser:
         *,
         order: str = "",
         descending: bool = False,
-        limit: int = MAX_ROWS,
+        limit: int = ALL_ROWS,
         offset: int = 0,
     ) -> list[EpisodeSummary]:
         """Episodes in the order they were saved in, or by one of ORDERS, those without a value last."""
@@ -203,7 +203,7 @@ class EpisodeBrowser:
         *,
         order: str = "",
         descending: bool = False,
-        limit: int = MAX_ROWS,
+        limit: int = ALL_ROWS,
         offset: int = 0,
     ) -> list[TaskSummary]:
         """The tasks of the episodes that fit, in the order they were first saved in or by one of

@@ -78,7 +78,7 @@ def evaluation_page(sources: Sources, query: Query) -> dict[str, Any]:
         )
         descending = query.flag("descending") is True
         if by_task:
-            tasks = browser.tasks(which, order=order, descending=descending, limit=-1)
+            tasks = browser.tasks(which, order=order, descending=descending)
             if not order:
                 tasks.sort(key=lambda each: natural(each.task_id), reverse=descending)
             rows = [_task_row(each._asdict()) for each in tasks[offset : offset + limit]]

@@ -50,7 +50,7 @@ def episodes_page(sources: Sources, query: Query) -> dict[str, Any]:
         if order or which.step is None:
             rows = browser.page(which, order=order, descending=descending, limit=limit, offset=offset)
         else:  # a whole step fits into memory, and SQLite puts test-10 before test-2
-            rows = browser.page(which, limit=-1)
+            rows = browser.page(which)
             rows.sort(key=lambda each: (natural(each.task_id), each.attempt), reverse=descending)
             rows = rows[offset : offset + limit]
     episodes = [{**each._asdict(), "hit": hits.get(each.id)} for each in rows]

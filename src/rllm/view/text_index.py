@@ -107,7 +107,7 @@ def update_index(store: Path, path: Path) -> None:
         for phase in browser.phases():
             for step in browser.steps(phase.name):
                 key = (phase.name, step)
-                rows = browser.page(EpisodeFilter(phase=phase.name, step=step), limit=-1)
+                rows = browser.page(EpisodeFilter(phase=phase.name, step=step))
                 first, last = rows[0].id, rows[-1].id
                 mark = f"{len(rows)}:{first}:{last}:{rows[0].started_at}:{rows[-1].started_at}"
                 if marks.get(key, ("",))[0] == mark:
