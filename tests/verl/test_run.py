@@ -1,6 +1,7 @@
 """`rllm train frozenlake --set backend=verl`, through the front door."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -9,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+WARM_START_RATE = 1e-2
 SHORT = (
     *("backend=verl", "optimizer.name=adamw", "threads=1", "steps=3", "warm_start.steps=2"),
+    f"warm_start.learning_rate={WARM_START_RATE}",
     *("warm_start.episodes_per_step=8", "rollout.tasks_per_step=2", "rollout.group_size=4"),
     *("evaluation.num_tasks=2", "evaluation.every_steps=0", "evaluation.split=validation"),
     *("task.num_train_tasks=16", "checkpoint.every_steps=1", "checkpoint.keep=9", "algorithm.kl_coef=0.01"),
@@ -98,7 +102,10 @@ def test_two_ranks_learn_what_one_does_and_go_on(whole: Path, tmp_path: Path) ->
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
     # The steps after it have gradients of rounding alone, which AdamW makes large, as nothing was paid.
     one, two = (load_file(each / "reference" / "policy.safetensors") for each in (whole, run))
-    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4
+    gaps = torch.cat([(one[name] - two[name]).flatten() for name in one])
+    # AdamW's first step takes every weight as far as its rate; where a gradient is about its epsilon,
+    # rounding decides which way, so of 298,080 weights one may be 5e-4 off.
+    assert gaps.norm() < 1e-3 * WARM_START_RATE * math.sqrt(gaps.numel())
     again = interrupted(run, tmp_path / "again")
     done = train(again, *SHARDED, ranks=2)
     assert done.returncode == 0, done.stderr[-4000:]
