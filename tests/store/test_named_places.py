@@ -16,8 +16,9 @@ PLACES = NamedPlaces("agent")
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+    path = tmp_path / "below" / "home"  # neither has been made
+    monkeypatch.setenv("RLLM_HOME", str(path))
+    return path
 
 
 def top() -> None: ...
@@ -69,7 +70,7 @@ def test_a_function_is_kept_by_its_file_where_it_can_be_found_again(home: Path) 
     ["nope", "[]", "{}", '{"version": 1}', '{"version": 2, "agents": {}}', '{"version": 1, "agents": [1]}'],
 )
 def test_a_file_that_cannot_be_read_is_named(home: Path, text: str) -> None:
-    home.mkdir()
+    home.mkdir(parents=True)
     (home / "agents.json").write_text(text)
     with pytest.raises(ConfigError, match=r"agents\.json"):
         PLACES.all()
