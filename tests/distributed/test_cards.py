@@ -204,6 +204,8 @@ def test_what_stands_beside_an_offloaded_shard_is_where_the_shard_is(monkeypatch
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
+    meet = torch_ranks._rendezvous.__wrapped__
+    monkeypatch.setattr(torch_ranks, "_rendezvous", meet)  # else this process meets nobody elsewhere again
     sizes = {"num_local": 1, "shard_size": 1, "tensor_size": 1}
     with torch_ranks.joined_ranks(DistributedConfig(), **sizes) as ranks:
         mesh = ranks.mesh("cpu")
