@@ -49,10 +49,10 @@ def card_of_rank(device: str, local_rank: int | None, num_local: int, num_cards:
     if not is_on_cards(device):
         return None
     if local_rank is None or not 0 <= local_rank < num_local:
-        shown = "not set" if local_rank is None else local_rank
+        rank_text = "not set" if local_rank is None else local_rank
         raise ConfigError(
-            f"LOCAL_RANK is {shown} and LOCAL_WORLD_SIZE {num_local}; the one says which card of its machine "
-            "a process has, of as many as the other: start the run with `rllm train NAME --nproc N` or "
-            "torchrun, which set both."
+            f"LOCAL_RANK is {rank_text} and LOCAL_WORLD_SIZE {num_local}; the one says which card of its "
+            "machine a process has, of as many as the other: start the run with `rllm train NAME --nproc N` "
+            "or torchrun, which set both."
         )
     return local_rank
