@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rllm.errors import ConfigError
 from rllm.inference.vllm_process import ServerSettings, start_replicas
 
 SETTINGS = ServerSettings(
@@ -54,6 +55,21 @@ def test_the_number_of_a_gpu_is_that_among_those_which_this_process_may_use(
     on_gpu = dataclasses.replace(SETTINGS, device="cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-6f")
     assert [on_gpu.environment(each)["CUDA_VISIBLE_DEVICES"] for each in (0, 1)] == ["4", "GPU-6f"]
+    for variable, gpu in [("4,GPU-6f", 2), ("", 0)]:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+        with pytest.raises(ConfigError, match=f"GPU {gpu}.*leaves {min(gpu, 2)}"):
+            on_gpu.environment(gpu)
+
+
+async def test_no_server_starts_where_one_of_them_would_have_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    settings = dataclasses.replace(SETTINGS, device="cuda", python="/nobody/starts/this")
+    async with AsyncExitStack() as servers:
+        with pytest.raises(ConfigError, match="leaves 1"):
+            await start_replicas(settings, 2, tmp_path / "logs", servers)
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_server_is_started_for_tensors_only_where_it_gets_some() -> None:

@@ -106,9 +106,18 @@ class ServerSettings:
 
 
 def _card_named(gpu: int) -> str:
-    """The name of the GPU with this number among those that this process may use."""
-    usable = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return usable[gpu] if gpu < len(usable) and usable[gpu] else str(gpu)
+    """The name of the GPU with this number among those that this process may use. Raises ConfigError where
+    CUDA_VISIBLE_DEVICES leaves it none of that number: any other is somebody else's."""
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
+        return str(gpu)
+    usable = [each for each in variable.split(",") if each]
+    if gpu >= len(usable):
+        raise ConfigError(
+            f"A model server is to run on GPU {gpu}, counted from 0, and CUDA_VISIBLE_DEVICES is "
+            f"{variable!r}, which leaves {len(usable)}; name more GPUs there, or start fewer replicas."
+        )
+    return usable[gpu]
 
 
 def _lora_rank(rank: int) -> int:
@@ -262,12 +271,14 @@ async def start_replicas(
     """Servers that are ready, and end with `open_until_done`; what they print goes to `logs`.
 
     On GPUs the first has `first_gpu`, and each other the next one, where `spared_gpu` does not count: NCCL
-    lets no two processes of a group share one.
+    lets no two processes of a group share one. Raises ConfigError where there are not as many.
     """
-    gpus = (each for each in itertools.count() if each != spared_gpu)
+    free = (each for each in itertools.count() if each != spared_gpu)
+    gpus = list(itertools.islice(free, first_gpu, first_gpu + num_replicas))
+    for gpu in gpus:
+        settings.environment(gpu)  # refuses a GPU that is not ours before any server starts
     processes = [
-        ServerProcess(settings, gpu, logs / f"replica-{index}.log")
-        for index, gpu in enumerate(itertools.islice(gpus, first_gpu, first_gpu + num_replicas))
+        ServerProcess(settings, gpu, logs / f"replica-{index}.log") for index, gpu in enumerate(gpus)
     ]
     starts = (open_until_done.enter_async_context(each) for each in processes)
     # All of them, also after one has failed: what is on its way to being started is on its way to be ended.
