@@ -149,6 +149,10 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "/x/y could not be written"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/x/y is closed to you"),
         (PermissionError(errno.EPERM, "Operation not permitted", "/x/y"), "/x/y is closed to you"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "/x/y"), "/x/y cannot be"),
+        (OSError(errno.ELOOP, "Too many levels of symbolic links", "/x/y"), "/x/y cannot be"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/x/y"), "/x/y cannot be"),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "/x/.y.tmp-1", None, "/x/y"), "/x/y cannot be"),
     ],
     ids=str,
 )
@@ -163,6 +167,29 @@ def test_what_the_machine_runs_out_of_is_a_sentence(
     assert printed.startswith("error: ")
     assert mend in printed
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("runs", "list", "n" * 5000),
+        ("runs", "show", "n" * 5000),
+        ("model", "info", "n" * 5000),
+        ("model", "create", "a-file/model"),
+        ("train", "n" * 5000),
+        ("eval", "frozenlake", "--model", "n" * 5000),
+        ("dataset", "register", "name", "n" * 5000 + ".jsonl"),
+    ],
+    ids=lambda words: " ".join(words)[:30],
+)
+def test_a_path_that_cannot_be_is_refused_in_a_sentence(
+    words: tuple[str, ...], rllm: Rllm, tmp_path: Path
+) -> None:
+    (tmp_path / "a-file").touch()
+    result = rllm(*words, "--json")
+    assert result.exit_code in (1, 2)
+    assert result.stdout == ""
+    assert json.loads(result.stderr)["error"]["message"]
 
 
 def test_an_error_of_ours_that_a_lack_of_memory_caused_says_that(capsys: pytest.CaptureFixture[str]) -> None:

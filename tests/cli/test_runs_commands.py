@@ -111,11 +111,13 @@ def test_without_a_tokenizer_tokens_are_shown_by_number(
     ("words", "message"),
     [
         (("--episode", "4711"), "holds no episode 4711"),
+        (("--episode", "9" * 30), "holds no episode 999"),
+        (("--phase", "train", "--step", "9" * 30), "no episodes of step 999"),
         (("--phase", "trian"), "has no phase `trian`; did you mean 'train'?"),
         (("--step", "99"), "no episodes of step 99"),
         (("--episode", "1", "--phase", "train"), "leave --phase and --step out"),
     ],
-    ids=["episode", "phase", "step", "both"],
+    ids=["episode", "long episode", "long step", "phase", "step", "both"],
 )
 def test_what_a_run_does_not_hold_is_refused(
     words: tuple[str, ...], message: str, finished_run: Any, rllm: Rllm

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from rllm.build.asked import Asked, task_places
 from rllm.build.evaluation import prepare
+from rllm.build.evaluation import prepare
 from rllm.build.providers import resolve_model
 from rllm.cli.main import rllm as front_door
 from rllm.cli.published_flags import SFT_KEYS, TRAIN_KEYS, sampling_words
@@ -138,13 +139,21 @@ def test_a_data_set_has_one_name_in_all_its_spellings() -> None:
 def test_places_of_tasks_are_read_and_bounded() -> None:
     assert task_places("3,7,10-12, 7") == (3, 7, 10, 11, 12)
     assert task_places("") == ()
-    for text in ("-1", "5-", "5-3", "a", "1-2-3"):
+    for text in ("-1", "5-", "5-3", "a", "1-2-3", "0-99999999999999", "9" * 5000):
         with pytest.raises(ConfigError, match="--task-indices has"):
             task_places(text)
+    with pytest.raises(ConfigError, match="no task"):
+        task_places(" ,")
     request = Asked(benchmark="frozenlake", place=resolve_model("builtin:tiny"), indices=(1, 4))
     assert request.chosen("abcde") == ["b", "e"]
     with pytest.raises(ConfigError, match=r"has 4, .* 3 tasks"):
         request.chosen("abc")
+
+
+def test_attempts_that_fit_no_memory_are_refused() -> None:
+    request = Asked(benchmark="frozenlake", place=resolve_model("builtin:tiny"), attempts=10**11)
+    with pytest.raises(ConfigError, match="attempts is 100000000000"):
+        prepare(request)
 
 
 def test_a_filter_says_which_tasks_are_measured() -> None:

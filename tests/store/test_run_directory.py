@@ -220,6 +220,8 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
             run.write_config({})
         os.utime(run.config_path, (1e9 - age_s, 1e9 - age_s))
     (tmp_path / "no run").mkdir()
+    (tmp_path / "link to nothing").symlink_to("nothing")
+    (tmp_path / "circle").symlink_to("circle")
     assert [run.name for run in runs_under(tmp_path)] == ["new", "middle", "old"]
     assert runs_under(tmp_path / "absent") == []
 

@@ -97,13 +97,28 @@ def _row_of(task: Any) -> Mapping[str, Any]:
     return task.to_row() if isinstance(task, Task) else task if isinstance(task, Mapping) else {}
 
 
+MOST_PLACES = 1_000_000
+
+
 def task_places(text: str) -> tuple[int, ...]:
     """The places in a text such as `3,7,10-12`, in order, each once. Raises ConfigError for any other."""
     places: set[int] = set()
     for part in filter(None, (each.strip() for each in text.split(","))):
         first, dash, last = part.partition("-")
         last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal()) or int(last) < int(first):
-            raise ConfigError(f"--task-indices has `{part}`; write places and ranges, such as 0, 3,7 or 0-9.")
+        digits = first.isdecimal() and last.isdecimal() and len(first) + len(last) <= 40
+        if not digits or int(last) < int(first):
+            raise ConfigError(
+                f"--task-indices has `{part:.60}`; write places and ranges, such as 0, 3,7 or 0-9."
+            )
+        if int(last) - int(first) >= MOST_PLACES:
+            raise ConfigError(
+                f"--task-indices has `{part}`, which is more than {MOST_PLACES:,} tasks; name fewer, or all of "
+                "them by leaving it out."
+            )
         places.update(range(int(first), int(last) + 1))
+    if text and not places:
+        raise ConfigError(
+            f"--task-indices is `{text:.60}`, which names no task; leave it out for all of them."
+        )
     return tuple(sorted(places))

@@ -42,6 +42,8 @@ from rllm.rewards.evaluator import Evaluator, as_evaluator
 from rllm.types.messages import SamplingParams
 from rllm.types.task import tasks_of
 
+MOST_ATTEMPTS = 1_000_000
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Prepared:
@@ -99,8 +101,10 @@ class Prepared:
 
 def prepare(request: Asked) -> Prepared:
     """Look everything up. Raises ConfigError for the first thing that cannot be honoured."""
-    if request.attempts < 1:
-        raise ConfigError(f"The number of attempts is {request.attempts}; it must be at least 1.")
+    if not 1 <= request.attempts <= MOST_ATTEMPTS:
+        raise ConfigError(
+            f"The number of attempts is {request.attempts}; it must be from 1 to {MOST_ATTEMPTS:,}."
+        )
     if request.concurrency < 0:
         raise ConfigError(
             f"The concurrency is {request.concurrency}; it must be at least 1, or 0 for the default."

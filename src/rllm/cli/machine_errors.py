@@ -1,4 +1,4 @@
-"""Shortages and refusals of the machine, in a sentence instead of a traceback of our code."""
+"""Shortages and refusals of the machine, paths that cannot be among them, in a sentence instead of a traceback of our code."""
 
 import errno
 
@@ -24,6 +24,10 @@ _NO_PERMISSION = (
     "{place} is closed to you ({error}). Give yourself permission, or choose another place: run directories "
     "are readable by their owner only."
 )
+_NO_PLACE = (
+    "{place} cannot be a file or directory here ({error}). Give another path: a shorter one, that leads through "
+    "directories alone."
+)
 _SENTENCES = {
     errno.ENOMEM: _NO_MEMORY,
     errno.EAGAIN: _NO_THREAD,
@@ -36,6 +40,10 @@ _SENTENCES = {
     errno.EIO: _NO_DISK,
     errno.EACCES: _NO_PERMISSION,
     errno.EPERM: _NO_PERMISSION,
+    errno.ENAMETOOLONG: _NO_PLACE,
+    errno.ENOTDIR: _NO_PLACE,
+    errno.EISDIR: _NO_PLACE,
+    errno.ELOOP: _NO_PLACE,
 }
 _WORDS = {
     "can't start new thread": _NO_THREAD,
@@ -53,7 +61,8 @@ def sentence_of(error: BaseException) -> str | None:
     sentence = _sentence_for(error)
     if sentence is None:
         return None
-    place = getattr(error, "filename", None) or "A file"
+    # A rename has two names, and the first is that of a temporary file of ours.
+    place = getattr(error, "filename2", None) or getattr(error, "filename", None) or "A file"
     reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
     return sentence.format(error=reason, place=place)
 

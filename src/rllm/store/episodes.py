@@ -166,7 +166,7 @@ class EpisodeStore:
     def episode(self, row_id: int) -> Episode:
         """One episode by its row id, as `row_ids` lists them."""
         with self._reading() as connection:
-            row = connection.execute(f"{_SELECT} WHERE episodes.id = ?", (row_id,)).fetchone()
+            row = connection.execute(f"{_SELECT} WHERE episodes.id = ?", (_sqlite_int(row_id),)).fetchone()
             if row is not None:
                 return _episode(connection, row_id, list(row[1:]))
         raise ConfigError(f"{self.path} holds no episode {row_id}; it holds {self.count()} episodes.")
@@ -299,8 +299,13 @@ def _episode(connection: sqlite3.Connection, row_id: int, columns: list[Any]) ->
     )
 
 
+def _sqlite_int(number: int) -> int:
+    """`number`, or -1, which no row has, where it has more than the 64 bits of an INTEGER."""
+    return number if number.bit_length() < 64 else -1
+
+
 def _condition(phase: str | None, step: int | None) -> tuple[str, tuple[Any, ...]]:
-    by_clause = {"phases.name = ?": phase, "step = ?": step}
+    by_clause = {"phases.name = ?": phase, "step = ?": step if step is None else _sqlite_int(step)}
     present = {clause: value for clause, value in by_clause.items() if value is not None}
     return f"WHERE {' AND '.join(present)}" if present else "", tuple(present.values())
 

@@ -246,10 +246,9 @@ def _closed_error(path: Path, error: PermissionError) -> ConfigError:
 def _is_closed(path: Path) -> bool:
     try:
         os.scandir(path).close()
-    except PermissionError:
-        return True
-    except NotADirectoryError:
-        return False
+    except OSError as error:
+        # Others: a file, a link to nothing or in a circle, or gone since it was listed.
+        return isinstance(error, PermissionError)
     return False
 
 
