@@ -10,7 +10,6 @@ from click.testing import CliRunner, Result
 
 from rllm.build.asked import Asked, task_places
 from rllm.build.evaluation import prepare
-from rllm.build.evaluation import prepare
 from rllm.build.providers import resolve_model
 from rllm.cli.main import rllm as front_door
 from rllm.cli.published_flags import SFT_KEYS, TRAIN_KEYS, sampling_words

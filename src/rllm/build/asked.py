@@ -113,8 +113,8 @@ def task_places(text: str) -> tuple[int, ...]:
             )
         if int(last) - int(first) >= MOST_PLACES:
             raise ConfigError(
-                f"--task-indices has `{part}`, which is more than {MOST_PLACES:,} tasks; name fewer, or all of "
-                "them by leaving it out."
+                f"--task-indices has `{part}`, which is more than {MOST_PLACES:,} tasks; name fewer, or all "
+                "of them by leaving it out."
             )
         places.update(range(int(first), int(last) + 1))
     if text and not places:

@@ -1,4 +1,6 @@
-"""Shortages and refusals of the machine, paths that cannot be among them, in a sentence instead of a traceback of our code."""
+"""Shortages and refusals of the machine, also of paths that cannot be, in a sentence instead of a traceback
+of our code.
+"""
 
 import errno
 
@@ -25,8 +27,8 @@ _NO_PERMISSION = (
     "are readable by their owner only."
 )
 _NO_PLACE = (
-    "{place} cannot be a file or directory here ({error}). Give another path: a shorter one, that leads through "
-    "directories alone."
+    "{place} cannot be a file or directory here ({error}). Give another path: a shorter one, that leads "
+    "through directories alone."
 )
 _SENTENCES = {
     errno.ENOMEM: _NO_MEMORY,
