@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from playing import engine_of, mends, played, played_all
 
+from rllm.agents.named import published_agent_successor
 from rllm.build.actors import actor_named
 from rllm.environments.harness import door
 from rllm.environments.harness.installing import harness_directory
@@ -147,7 +148,10 @@ async def test_what_was_never_answered_is_no_failure_of_the_policy(task: Task, t
     def refuse(messages: Any) -> str:
         raise RequestRefused("The prompt has 40,000 tokens; the context holds 2,048.", status=400)
 
-    for program, cause in ((ASKS_ONCE, "All its calls were refused"), (COUNTS_TOKENS, "Nothing was asked")):
+    for program, cause in (
+        (ASKS_ONCE, "has 40,000 tokens; the context holds"),
+        (COUNTS_TOKENS, "Nothing was asked"),
+    ):
         (tmp_path / "asks.py").write_text(program)
         text = 'copy = ["asks.py"]\ncommand = ["python3", "{harness}/asks.py", "{base_url}", "{task}"]'
         with pytest.raises(AgentError, match=cause):
@@ -299,6 +303,11 @@ async def test_a_harness_that_goes_on_asking_is_stopped(
         ('command = ["{task}"]\ncopy = ["../x"]', "must be a file beside"),
         ('command = ["{task}"]\npip = ["a==1"]\npython = "3"', "must be a release such as 3.12"),
         ('command = ["{task}"]\npython = "3.12"', "there are none"),
+        ('command = ["{task}"]\nbuild = ["a==1"]', "there are none"),
+        ('command = ["{task}"]\npip = ["b==1"]\nbuild = ["a"]', "so name one version"),
+        ('command = ["{task}"]\npip = ["b==1"]\nbuild = ["a==1.*"]', "so name one version"),
+        ('command = ["{task}"]\npip = ["b==1"]\nbuild = ["a @ https://x/a==1"]', "so name one version"),
+        ('command = ["{task}"]\npip = ["b==1"]\nbuild = ":all:"', "must be a list of texts"),
         ('command = ["{task}"]\nprompt = "Work."', "has no {issue}"),
         ('command = ["{task}"]\npip = ["--index-url x"]', "give names with versions"),
         ('command = ["{task}"]\n[files]\n"a" = "b"', "must be an absolute path"),
@@ -330,6 +339,7 @@ def test_the_page_names_what_ships() -> None:
 def test_harnesses_are_found_by_name() -> None:
     for name in shipped_names():
         assert actor_named(f"harness:{name}").name == name
+        assert f"`harness:{name}`" in published_agent_successor(f"harbor:{name}")
     with pytest.raises(ConfigError, match="did you mean `harness:mini-swe-agent`"):
         actor_named("harness:mini-swe")
     with pytest.raises(ConfigError, match=r"nowhere\.toml"):

@@ -21,6 +21,7 @@ LAST_CALLS = {
     "codex": ("exec_command", "cmd", "Done.", {}),
     "claude-code": ("Bash", "command", "Done.", {}),
     "opencode": ("bash", "command", "Done.", {"description": "Work on the issue."}),
+    "openhands": ("terminal", "command", "Done.", {"security_risk": "LOW"}),
 }
 """What each is given: the name of its shell, that of the command, how it ends, and what its shell has to be
 given beside the command."""

@@ -77,6 +77,7 @@ SHIPPED = {
     "claude-code": ("rollout.budget.turns=2", "rollout.truncation.max_turns=keep"),
     "codex": ("rollout.max_tokens_per_turn=3000",),
     "opencode": ("rollout.budget.turns=2", "rollout.truncation.max_turns=keep"),
+    "openhands": ("rollout.budget.turns=2", "rollout.truncation.max_turns=keep"),
     "terminus-2": ("rollout.budget.turns=2", "rollout.truncation.max_turns=keep"),
 }
 """A model that calls no tool is asked again without end; an answer that is cut off is an error to Codex."""

@@ -132,7 +132,10 @@ def test_a_decorated_function_is_found_by_the_name_that_it_registers(tmp_path: P
     [
         ("react", "--agent react"),
         ("claude_code", "`harness:claude-code`"),
-        ("harbor:openhands", "harness:FILE.toml"),
+        ("harbor:openhands", "`harness:openhands`"),
+        ("harbor:terminus_2", "`harness:terminus-2`"),
+        ("terminus2", "`harness:terminus-2`"),
+        ("harbor:aider", "harness:FILE.toml"),
         ("oracle", "rllm doctor tasks"),
         ("search", "docs/search.md"),
     ],

@@ -29,18 +29,22 @@ _PUBLISHED = {
 }
 """Published name -> ours."""
 
-
-_HARNESSES = ("claude-code", "codex", "mini-swe-agent", "opencode")
-_OTHER_COMMANDS = frozenset(
-    ("aider", "bash", "kimi-cli", "openhands", "qwen-code", "swe-agent", "terminus2", "zeroclaw")
-)
+_HARNESSES = {
+    **{
+        name: name
+        for name in ("claude-code", "codex", "mini-swe-agent", "opencode", "openhands", "terminus-2")
+    },
+    "terminus2": "terminus-2",
+}
+"""Published name -> the harness that ships."""
+_OTHER_COMMANDS = frozenset(("aider", "bash", "kimi-cli", "qwen-code", "swe-agent", "zeroclaw"))
 
 
 def published_agent_successor(name: str) -> str:
     """The mend for a published name of an agent that is no class of ours; "" for any other name."""
     command = name.removeprefix("harbor:").replace("_", "-").lower()
     if command in _HARNESSES:
-        return f"it is a command-line agent: `harness:{command}` (docs/harnesses.md)."
+        return f"it is a command-line agent: `harness:{_HARNESSES[command]}` (docs/harnesses.md)."
     if command in _OTHER_COMMANDS or name.startswith("harbor:"):
         return "as a command-line agent it needs a TOML file: `harness:FILE.toml` (docs/harnesses.md)."
     if command == "oracle":

@@ -11,6 +11,7 @@ answered here, so nothing has to run inside, and an address that is not this doo
 """
 
 import asyncio
+import json
 import threading
 from contextlib import suppress
 from typing import Self, cast
@@ -28,6 +29,7 @@ _FORBIDDEN = (
     b"HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_REFUSAL), _REFUSAL)
 )
+_REFUSES = b"HTTP/1.1 4"
 _FORBIDS, _FOR_GOOD = b"HTTP/1.1 403 ", b"x-should-retry: false"
 """The first line of the gateway's answer when the session has nothing left, and a header that no other has: a
 server behind it may forbid a call as well."""
@@ -59,6 +61,8 @@ class Door:
         """The number of model calls, by the paths of the four protocols."""
         self.num_refused_calls = 0
         """The number of those that were answered with an error of theirs, as a prompt that is too long is."""
+        self.first_refusal = ""
+        """The message of the first of those errors."""
         self._last_refusal: asyncio.TimerHandle | None = None
         self._calls = sandbox.listen(PORT)
         try:
@@ -124,9 +128,11 @@ class Door:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_call: bool
     ) -> None:
         start = await reader.read(65536)
-        self.num_refused_calls += is_call and start.startswith(b"HTTP/1.1 4")
-        if start.startswith(_FORBIDS) and b"\r\n\r\n" not in start:
-            start += await reader.readuntil(b"\r\n\r\n")
+        if start.startswith(_REFUSES):
+            start += await reader.read()  # all of it: an error is short, and the gateway ends after it
+            self.num_refused_calls += is_call
+            if is_call:
+                self.first_refusal = self.first_refusal or _error_message(start)
         is_over = start.startswith(_FORBIDS) and _FOR_GOOD in start.partition(b"\r\n\r\n")[0].lower()
         if is_over and self._last_refusal is None:
             self._last_refusal = asyncio.get_running_loop().call_later(END_S, self._sandbox.stop)
@@ -165,6 +171,15 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await writer.drain()
     with suppress(OSError):
         writer.write_eof()
+
+
+def _error_message(response: bytes) -> str:
+    """The message of an error as OpenAI's and Anthropic's servers write it, or the body as it is."""
+    body = response.partition(b"\r\n\r\n")[2]
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode("utf-8", errors="replace")
 
 
 def _host_of(target: bytes) -> str:

@@ -3,6 +3,7 @@
 
     pip  ──► wheels into a virtual environment of the sandbox's Python     no line of them runs here
              or of another release, `python`, which is shown to sandboxes too
+    build ─► wheels made here of the source of the packages that it names  their setup runs here, as this user
     npm  ──► packages below node_modules, without their install scripts
     copy ──► files of its own
 
@@ -51,7 +52,7 @@ def _key(spec: HarnessSpec) -> str:
     content = spec.content()
     about = [
         _FORM,
-        *(content[name] for name in ("pip", "npm", "copy")),
+        *(content[name] for name in ("pip", "build", "npm", "copy")),
         _python_of(spec).version if spec.pip else "",
     ]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
@@ -99,7 +100,8 @@ def _install_wheels(spec: HarnessSpec, part: Path, python: Interpreter) -> None:
     _run(spec, "python -m venv", [python.path, "-m", "venv", "--without-pip", str(part)])
     pip = [sys.executable, "-m", "pip", "--python", str(part / "bin" / "python")]
     options = ["--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
-    _run(spec, "pip", [*pip, "install", *options, *spec.pip])
+    options += [f"--no-binary={package.partition('==')[0]}" for package in spec.build]
+    _run(spec, "pip", [*pip, "install", *options, *spec.pip, *spec.build])
     for script in (part / "bin").iterdir():
         if script.is_file() and not script.is_symlink():
             script.write_bytes(script.read_bytes().replace(str(part).encode(), HOME.encode()))

@@ -31,6 +31,7 @@ CPU_PER_WALL_S = 2.0
 PATCH_S = 20.0
 """The part of an episode's time that is kept for taking the patch out."""
 _TAIL_CHARS = 2000
+_REFUSAL_CHARS = 400
 
 
 class Harness:
@@ -60,7 +61,8 @@ class Harness:
                 result, wall_s = self._run(sandbox, door, world, config, started_s)
             if door.num_calls == door.num_refused_calls:
                 cause = self._cause(world, result, door.refused_places, wall_s)
-                what = "All its calls were refused" if door.num_calls else "Nothing was asked of the model"
+                refusal = f"All its calls were refused ({door.first_refusal[:_REFUSAL_CHARS]})"
+                what = refusal if door.num_calls else "Nothing was asked of the model"
                 raise AgentError(f"{what}, so this is no failure of the model: {cause}")
             patch = patch_of(sandbox, world)
         return self._episode(world, result, patch, door.refused_places, wall_s)

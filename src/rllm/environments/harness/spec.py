@@ -33,6 +33,8 @@ PROMPT = (
     f"The repository in {REPOSITORY} has this issue. Mend it in its source; tests that you do not see will "
     "check.\n\n{issue}"
 )
+_EXACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.+!-]*")
+"""A requirement of one version, which leaves no choice to pip."""
 _WHERE_THE_TASK_GOES = ("command", "stdin", "files")
 
 
@@ -45,6 +47,8 @@ class HarnessSpec:
     """One line for people."""
     pip: tuple[str, ...] = ()
     """Requirements that are installed into a virtual environment of its own, as wheels."""
+    build: tuple[str, ...] = ()
+    """Requirements of exact versions that are built from source for it, because they have no wheel."""
     python: str = ""
     """Release of Python that those are for, as in `3.12`; that of sandboxes unless given."""
     npm: tuple[str, ...] = ()
@@ -151,7 +155,7 @@ def _read(content: bytes, where: str, name: str, folder: Path) -> HarnessSpec:
 
 def _value(where: str, key: str, value: Any) -> Any:
     """The value as the field has it. Raises ConfigError for another type."""
-    if key in ("pip", "npm", "copy", "command"):
+    if key in ("pip", "build", "npm", "copy", "command"):
         if isinstance(value, list) and all(isinstance(each, str) and each for each in value):
             return tuple(value)
         expected = "a list of texts"
@@ -204,6 +208,14 @@ def _require_sense(spec: HarnessSpec, where: str) -> None:
     for package in spec.pip:
         if package.startswith("-") or "://" in package:
             raise ConfigError(f"{where}: `pip` has {package!r}; give names with versions, such as `a==1.2`.")
+    for package in spec.build:
+        if not _EXACT.fullmatch(package):
+            raise ConfigError(
+                f"{where}: `build` has {package!r}; its setup runs on this machine, so name one version of "
+                "it, such as `a==1.2`."
+            )
+    if spec.build and not spec.pip:
+        raise ConfigError(f"{where}: `build` is for packages that those of `pip` need, and there are none.")
     for package in spec.npm:
         if package.startswith("-") or ":" in package:
             raise ConfigError(f"{where}: `npm` has {package!r}; give names with versions, such as `a@1.2`.")
