@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rllm.errors import InferenceError
-from rllm.inference.local.client import LocalClient
+from rllm.inference.local.client import LocalClient, LocalSession
 from rllm.inference.local.engine import Request
 from rllm.models.directory import LoadedModel
 from rllm.types.messages import FinishReason, SamplingParams
@@ -74,6 +74,23 @@ async def test_a_score_that_fails_is_told_so(fragile: LoadedModel, serve: Serve)
         await client.score([5, 6, 7], 1)
     fragile.model.fails_when = lambda tokens, positions: False
     assert len(await client.score([5, 6, 7], 1)) == 2
+
+
+async def test_no_later_request_shares_a_prompt_with_one_whose_step_failed(
+    fragile: LoadedModel, serve: Serve
+) -> None:
+    client = serve(fragile, lockstep=True)
+    fragile.model.fails_when = lambda tokens, positions: True
+    async with LocalSession(client, ("task", 0), one_shot=True) as session:  # lockstep waits for it
+        score = asyncio.create_task(client.score([8, 9], 1))  # fails before any prompt is read
+        await asyncio.sleep(0.05)
+        with pytest.raises(InferenceError, match="out of memory"):
+            await session.respond_to_ids([5, 6, 7], SamplingParams(max_tokens=2), None)
+        with pytest.raises(InferenceError, match="out of memory"):
+            await score
+    fragile.model.fails_when = lambda tokens, positions: False
+    output = await asyncio.wait_for(client.generate_ids([5, 6, 7], SamplingParams(max_tokens=2)), 20.0)
+    assert len(output.completion_ids) == 2
 
 
 async def test_the_cause_of_a_failure_is_kept(fragile: LoadedModel, serve: Serve) -> None:

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from rllm.inference.local.forward import (
     prefill_scored,
 )
 from rllm.inference.local.requests import Holder, LiveRequests, Request
-from rllm.types.images import image_runs
+from rllm.inference.local.unread_prompts import UnreadPrompts
 from rllm.types.messages import FinishReason
 
 
@@ -129,8 +129,7 @@ class LocalEngine:
         self._live = LiveRequests(self._cache)
         self._new_requests: list[Request] = []
         """Requests that got a slot in this step."""
-        self._reading: list[_Prompt] = []
-        """The requests that were admitted and are still being read."""
+        self._unread = UnreadPrompts(self._cache, max_prefill_tokens, whole_images=model.sees_images_whole)
         self._any_cancelled = False
         self._reread = False
         """Weights were published over rows in flight, whose context must be read anew."""
@@ -264,7 +263,7 @@ class LocalEngine:
             return True
         if self.lockstep and self._outside > 0:
             return False
-        return bool(self._inbox or self._live.requests or self._reading or self._waiting)
+        return bool(self._inbox or self._live.requests or self._unread.prompts or self._waiting)
 
     def _take_in(self) -> None:
         """Apply cancellations and releases, then queue new requests in their order.
@@ -305,7 +304,7 @@ class LocalEngine:
         for request in self._new_requests:
             if request.score_from is not None:
                 self._score(request)
-        live, rows = self._live, self._next_rows()
+        live, rows = self._live, self._unread.next_rows()
         if self.num_drafts and not rows and len(live.requests) == 1 and self._sample_drafted():
             return
         live.place()
@@ -360,13 +359,7 @@ class LocalEngine:
             for request in dropped_requests:
                 self._cache.truncate(request.slot, 0)
         self._deliver(dropped_requests)
-        # A prompt that was cut has one request: the budget was used up before it could be shared.
-        cut_prompts, self._reading = self._reading, []
-        for prompt in cut_prompts:
-            if prompt.requests[0].finish_reason is FinishReason.CANCELLED:
-                self._deliver(prompt.requests)
-            else:
-                self._reading.append(prompt)
+        self._deliver(self._unread.drop_cancelled())
         dropped_requests = [
             entry[2] for entry in self._waiting if entry[2].finish_reason is FinishReason.CANCELLED
         ]
@@ -389,8 +382,7 @@ class LocalEngine:
             num_tokens += len(context)
         if rows:
             prefill(self.model, self._cache, rows)
-        for prompt in self._reading:
-            prompt.rest = list(prompt.requests[0].context_ids)
+        self._unread.restart()
 
     def _make_room(self) -> None:
         """Give every live row a place for its next token, those that came first before the others. Where
@@ -422,7 +414,7 @@ class LocalEngine:
         budget last."""
         new_requests: list[Request] = []
         later_requests: list[tuple[tuple[str | int, ...], int, Request]] = []
-        budget = self.max_prefill_tokens - sum(len(prompt.rest) for prompt in self._reading)
+        budget = self.max_prefill_tokens - self._unread.num_tokens
         has_room = True
         if self.lockstep and self._waiting:
             self._cache.forget_released()
@@ -432,7 +424,7 @@ class LocalEngine:
             if request.holder.slot is None and not has_room:
                 later_requests.append(entry)
                 continue
-            is_alone = not (new_requests or self._reading or self._live.requests)
+            is_alone = not (new_requests or self._unread.prompts or self._live.requests)
             if not self._seat(request, is_alone=is_alone):
                 has_room = False
                 later_requests.append(entry)
@@ -493,67 +485,24 @@ class LocalEngine:
             return bool(waiting)
 
     def _begin(self, requests: Sequence[Request]) -> None:
-        """Choose the tokens to read for these requests: each prompt once, without the part that the cache
-        holds."""
-        prompts: dict[tuple[int, ...], _Prompt] = {}
+        """Choose the tokens to read for these requests, without the part that the cache holds."""
         for request in requests:
-            context_ids = request.context_ids
-            key = tuple(context_ids)
-            prompt = prompts.get(key)
-            if prompt is None:
-                num_known = self._cache.begin(request.slot, context_ids, exactly=request.holder.one_shot)
-                prompt = prompts[key] = _Prompt(rest=context_ids[num_known:])
-                self._reading.append(prompt)
-            else:
-                num_known = len(context_ids)
-            prompt.requests.append(request)
+            num_known = self._unread.add(request)
             if not request.completion_ids:  # what is read once more counts once
                 request.cached_tokens = num_known
-                self.counts.prompt_tokens += len(context_ids)
+                self.counts.prompt_tokens += len(request.context_ids)
                 self.counts.cached_tokens += num_known
-
-    def _next_rows(self) -> list[PromptRow]:
-        """Parts of the prompts that this step reads, the first ones first: prompts that are longer than the
-        budget of a step are cut, so that nobody who is being answered waits for all of one."""
-        rows: list[PromptRow] = []
-        budget = self.max_prefill_tokens
-        for prompt in self._reading:
-            if budget <= 0:
-                break
-            rows.append(PromptRow(prompt.requests[0].slot, prompt.rest[: self._piece(prompt.rest)]))
-            budget -= len(rows[-1].new_ids)
-        return rows
-
-    def _piece(self, rest: list[int]) -> int:
-        """The number of tokens of a prompt that a step reads.
-
-        An image that the model sees whole is read at once, however long it is. What a slot knows of a prompt
-        may end within one all the same: those tokens had seen the others of it when they were read.
-        """
-        limit = self.max_prefill_tokens
-        if self.model.sees_images_whole and limit < len(rest):
-            for first, count in image_runs(rest):
-                if first < limit < first + count:
-                    return first or count
-        return limit
 
     def _join(self, rows: Sequence[PromptRow], logits_B_V: Tensor) -> Tensor:
         """The rows have been read: where a prompt has ended, its requests are live from here on. Logits of
         all live rows."""
         num_live = len(self._live.requests)
+        whole_prompts = self._unread.advance(rows)
         live_rows = list(range(num_live))
-        for number, (row, prompt) in enumerate(zip(rows, self._reading, strict=False)):
-            del prompt.rest[: len(row.new_ids)]
-            if prompt.rest:
-                continue
-            self._cache.register(row.slot)
-            twins = [request.slot for request in prompt.requests if request.slot is not row.slot]
-            if twins:
-                self._cache.copy_prefix(row.slot, twins, len(row.slot.ids))
-            live_rows += [num_live + number] * len(prompt.requests)
-        whole_prompts = [prompt for prompt in self._reading if not prompt.rest]
-        self._live.join([request for prompt in whole_prompts for request in prompt.requests])
-        self._reading = [prompt for prompt in self._reading if prompt.rest]
+        for number, requests in whole_prompts:
+            live_rows += [num_live + number] * len(requests)
+        self._live.join([request for _, requests in whole_prompts for request in requests])
+        self._unread.drop_whole()  # not before: if joining fails, its requests must hear of it
         return logits_B_V if live_rows == list(range(len(logits_B_V))) else logits_B_V[live_rows]
 
     def _score(self, request: Request) -> None:
@@ -599,13 +548,13 @@ class LocalEngine:
             failure.__cause__ = error
         with self._condition:
             queue = [*(entry[2] for entry in self._waiting), *self._inbox]
-            reading = [request for prompt in self._reading for request in prompt.requests]
-            reading += self._new_requests
+            reading = [*self._unread.requests, *self._new_requests]
             pending = [
                 each for each in (*self._live.requests, *reading, *queue) if each.holder.request is each
             ]
             self._live = LiveRequests(self._cache)
-            self._new_requests, self._reading, self._waiting, self._inbox = [], [], [], []
+            self._new_requests, self._waiting, self._inbox = [], [], []
+            self._unread.drop_all()
         for request in pending:
             request.error = failure
         self._deliver(list({id(request): request for request in pending}.values()))
@@ -623,12 +572,3 @@ class LocalEngine:
 def _age(request: Request) -> tuple[tuple[str | int, ...], float]:
     """Those that came first are less; under lockstep nothing but their order tells requests apart."""
     return request.order, request.submitted_at
-
-
-@dataclass(kw_only=True, slots=True)
-class _Prompt:
-    """A prompt that is being read into the slot of its first request; the others get a copy of it."""
-
-    rest: list[int]
-    """The tokens that have not been read yet."""
-    requests: list[Request] = field(default_factory=list[Request])
