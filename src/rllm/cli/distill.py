@@ -29,8 +29,8 @@ from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.console import LiveView
-from rllm.trainer.agent_trainer import TrainResult
 from rllm.trainer.extras import require_training_packages
+from rllm.trainer.result import TrainResult
 
 
 @click.command(

@@ -21,7 +21,7 @@ from rllm.data.registry import DatasetRegistry
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker
 from rllm.tracking.console import LiveView
-from rllm.trainer.agent_trainer import TrainResult
+from rllm.trainer.result import TrainResult
 from rllm.trainer.supervised import SupervisedTrainer
 
 MakeTrainer = Callable[[Path, Tracker | None], SupervisedTrainer[Any]]

@@ -43,8 +43,8 @@ from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.tracking.sinks import SinkRun, open_sinks, require_sinks
-from rllm.trainer.agent_trainer import TrainResult
 from rllm.trainer.extras import require_training_packages
+from rllm.trainer.result import TrainResult
 from rllm.trainer.resuming import (
     keep_muon_dtype,
     require_record,
