@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 
 from rllm.agents.named import AGENTS
+from rllm.environments.harness.spec import shipped_names
 
 Rllm = Callable[..., Result]
 
@@ -28,6 +29,24 @@ def test_an_agent_says_what_it_takes(rllm: Rllm) -> None:
     assert row["arguments"]
     shown = rllm("agent", "info", "frozenlake").stdout
     assert all(f"agent_args.{name}" in shown for name in row["arguments"])
+
+
+def test_harnesses_are_listed_and_described_with_what_they_install(rllm: Rllm, tmp_path: Path) -> None:
+    rows = json.loads(rllm("agent", "list", "--json").stdout)["agents"]
+    harnesses = {row["name"]: row["summary"] for row in rows if row["comes_from"] == "harness"}
+    assert set(harnesses) == {f"harness:{name}" for name in shipped_names()}
+    assert all(harnesses.values())
+    row = json.loads(rllm("agent", "info", "harness:openhands", "--json").stdout)
+    assert row["kind"].startswith("harness")
+    assert row["description"] == harnesses["harness:openhands"]
+    assert row["installs"] == ["openhands==1.16.0", "func-timeout==4.3.5"]
+    assert "func-timeout==4.3.5" in rllm("agent", "info", "harness:openhands").stdout
+    (tmp_path / "own.toml").write_text('about = "Mine."\ncommand = ["mine", "{task}"]\n')
+    row = json.loads(rllm("agent", "info", "harness:own.toml", "--json").stdout)
+    assert (row["defined_in"], row["description"], row["installs"]) == ("own.toml", "Mine.", [])
+    refused = rllm("agent", "info", "harness:openhand")
+    assert refused.exit_code == 2
+    assert "did you mean `harness:openhands`?" in refused.stderr
 
 
 def test_ones_own_program_and_agent_are_described(rllm: Rllm, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""All agents: built-in ones, those of installed packages, and those that were registered here."""
+"""All agents: built-in ones, harnesses, those of installed packages, and those that were registered here."""
 
 import importlib
 import inspect
@@ -9,12 +9,14 @@ from rllm.agents.base import BaseAgent
 from rllm.agents.flow import ENTRY_POINTS, AgentFlow
 from rllm.agents.named import AGENTS, agent_named
 from rllm.build.actors import is_place
+from rllm.environments.harness.spec import PREFIX, harness_named, shipped_names
 from rllm.errors import ConfigError
 from rllm.files.named_places import AGENT_PLACES
 from rllm.types.names import object_named
 from rllm.workflows.workflow import Workflow
 
 BUILT_IN = "built in"
+HARNESS = "harness: a command-line agent in the sandbox of its task"
 AGENT = "agent: plays in an environment"
 PROGRAM = "program: a function of a task and a configuration"
 WORKFLOW = "workflow: the agents of one attempt, and the order in which they speak"
@@ -22,11 +24,14 @@ WORKFLOW = "workflow: the agents of one attempt, and the order in which they spe
 
 def agent_rows() -> list[dict[str, Any]]:
     """`name`, `comes_from` and `summary` of each."""
-    return [*(_built_in(name) for name in AGENTS), *_of_packages(), *_registered()]
+    return [*(_built_in(name) for name in AGENTS), *_harnesses(), *_of_packages(), *_registered()]
 
 
 def agent_description(name: str) -> dict[str, Any]:
-    """`kind`, `defined_in`, `arguments` and `description` of the agent, program or workflow of that name."""
+    """`kind`, `defined_in`, `arguments` and `description` of the agent, program, workflow or harness of that
+    name; of a harness also what it `installs`."""
+    if name.startswith(PREFIX):
+        return _harness_description(name)
     return _description(name, agent_named(name) if name in AGENTS else agent_object_named(name))
 
 
@@ -57,6 +62,26 @@ def _registered() -> list[dict[str, Any]]:
 def _built_in(name: str) -> dict[str, Any]:
     agent = agent_named(name)
     return {"name": name, "comes_from": BUILT_IN, "summary": _first_paragraph(agent)}
+
+
+def _harnesses() -> list[dict[str, Any]]:
+    return [
+        {"name": f"{PREFIX}{name}", "comes_from": "harness", "summary": harness_named(name).about}
+        for name in shipped_names()
+    ]
+
+
+def _harness_description(name: str) -> dict[str, Any]:
+    where = name.removeprefix(PREFIX)
+    spec = harness_named(where)
+    return {
+        "name": name,
+        "kind": HARNESS,
+        "defined_in": where if where.endswith(".toml") else f"rllm.environments.harness.shipped:{where}.toml",
+        "arguments": {},
+        "installs": [*spec.pip, *spec.build, *spec.npm, *spec.copy],
+        "description": spec.about,
+    }
 
 
 def _of_packages() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`rllm agent`: who can act. The built-in agents, and those that installed packages bring."""
+"""`rllm agent`: who can act. The built-in agents, harnesses, and those that installed packages bring."""
 
 import click
 
@@ -15,8 +15,8 @@ def command() -> None:
 @command.command("list", epilog=example("rllm agent list", "rllm agent list --json"))
 @json_option
 def list_agents(as_json: bool) -> None:
-    """List the built-in agents, those of installed packages (entry points of the group `rllm.agents`), and
-    those that were registered here."""
+    """List the built-in agents, the harnesses that ship, those of installed packages (entry points of the
+    group `rllm.agents`), and those that were registered here."""
     rows = agent_rows()
     if as_json:
         print_json({"agents": rows})
@@ -40,7 +40,7 @@ def list_agents(as_json: bool) -> None:
 def info(name: str, as_json: bool) -> None:
     """Say what an agent does, and which arguments it takes with their defaults.
 
-    NAME is one of `rllm agent list`, package.module:NAME or file.py:NAME.
+    NAME is one of `rllm agent list`, package.module:NAME, file.py:NAME or harness:FILE.toml.
     """
     row = agent_description(name)
     if as_json:
@@ -54,6 +54,7 @@ def info(name: str, as_json: bool) -> None:
                 ("kind", row["kind"]),
                 ("defined in", row["defined_in"]),
                 *((f"agent_args.{key}", value) for key, value in row["arguments"].items()),
+                *(("installs", package) for package in row.get("installs", ())),
             ]
         )
     )
