@@ -184,6 +184,42 @@ def test_there():
     assert ends == [right, wrong, right, wrong, right]
 
 
+class ShortJob(BenchJob):
+    wall_s = 2.5
+
+
+CROWDED = """\
+import os, subprocess, sys, time
+
+def test_that_needs_a_processor():
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    for _ in range(5):
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    end = time.process_time() + 0.8
+    while time.process_time() < end:
+        pass
+"""
+
+
+def test_a_run_on_a_crowded_machine_is_no_timeout(tmp_path: Path) -> None:
+    """The tests have a sixth of a processor, and need more seconds than they may take."""
+    asleep: dict[str, str | None] = {
+        "test_crowded.py": "import time\n\ndef test_that_sleeps():\n    time.sleep(60)\n"
+    }
+    source = {"pkg/__init__.py": "", "test_crowded.py": CROWDED}
+    opened = open_source(str(project(tmp_path / "project", source)), tmp_path / "work")
+    about = project_of(opened)
+    environment = package_environment(requirements_of(about, ()).install, name="f", backend="bubblewrap")
+    jobs = [
+        ShortJob(name="crowded", cpu_s=20, memory_mb=512),
+        ShortJob(name="asleep", files=asleep, cpu_s=20, memory_mb=512),
+    ]
+    with TestBench(opened.tree, about, environment, "bubblewrap", BenchLimits()) as bench:
+        crowded, sleeping = bench.run(jobs)
+    assert crowded.outcomes == {"test_crowded.py::test_that_needs_a_processor": "passed"}, crowded
+    assert sleeping.why == "timeout"
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out/tasks.jsonl").read_text().splitlines()]
 
