@@ -3,6 +3,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncGenerator
+from contextvars import ContextVar
 
 import pytest
 
@@ -13,6 +14,13 @@ from rllm.engine.event_loop import on_sigterm
 async def _thread_of_the_loop() -> str:
     await asyncio.sleep(0)
     return threading.current_thread().name
+
+
+NAME = ContextVar("NAME", default="nobody's")
+
+
+async def _name() -> str:
+    return NAME.get()
 
 
 async def _fails() -> None:
@@ -27,6 +35,8 @@ def test_without_a_loop_a_coroutine_runs_here() -> None:
 
 async def test_inside_a_running_loop_a_coroutine_gets_a_thread_of_its_own() -> None:
     assert run(_thread_of_the_loop()) == "rllm-run"
+    NAME.set("the caller's")
+    assert run(_name()) == "the caller's"
     with pytest.raises(LookupError, match="own"):
         run(_fails())
     assert "rllm-run" not in {each.name for each in threading.enumerate()}
@@ -141,3 +151,21 @@ async def test_a_loop_of_its_own_leaves_no_generator_thread_or_loop_open() -> No
     assert closed == ["generator"]
     assert loops[0].is_closed()
     assert name not in {each.name for each in threading.enumerate()}
+
+
+async def test_a_loop_of_its_own_ends_what_runs_beside_the_coroutine() -> None:
+    ends: list[str] = []
+
+    async def beside() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.append("cancelled")
+
+    async def leaves_a_task() -> "asyncio.Task[None]":
+        task = asyncio.create_task(beside())
+        await asyncio.sleep(0)
+        return task
+
+    task = run(leaves_a_task())
+    assert (ends, task.cancelled()) == (["cancelled"], True)

@@ -8,7 +8,9 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from contextvars import copy_context
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -72,26 +74,27 @@ async def _cancelled_by_sigterm(coroutine: Coroutine[Any, Any, Result]) -> Resul
 def _run_in_thread(coroutine: Coroutine[Any, Any, Result]) -> Result:
     results: list[Result] = []
     errors: list[BaseException] = []
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(coroutine)
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = Future()
+    context = copy_context()
 
-    def main() -> None:
-        asyncio.set_event_loop(loop)
+    async def main() -> Result:
+        running.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        return await coroutine
+
+    def work() -> None:
         try:
-            results.append(loop.run_until_complete(task))
+            results.append(context.run(asyncio.run, main()))
         except BaseException as error:  # noqa: BLE001  raised in the caller's thread, below
             errors.append(error)
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-            loop.close()
 
-    thread = threading.Thread(target=main, name="rllm-run")
+    thread = threading.Thread(target=work, name="rllm-run")
     thread.start()
     try:
         with on_sigterm(signal.default_int_handler):
             thread.join()
     except KeyboardInterrupt:
+        loop, task = running.result()
+        assert task is not None, "a coroutine runs in a task"
         loop.call_soon_threadsafe(task.cancel)
         thread.join()
         raise
