@@ -54,7 +54,11 @@ ROOMS = {
 }
 """Room -> what is mutated. Files and locks are tested by what keeps runs."""
 FURTHER_TESTS = {
-    "engine": ("tests/workflows/test_built_in_workflows.py",),
+    "engine": (
+        "tests/workflows/test_built_in_workflows.py",
+        "tests/workflows/test_worker_steps.py",
+        "tests/workflows/test_workflow.py",
+    ),
     "inference": ("tests/models/test_attention_wishes.py", "tests/vision/test_vision_models.py"),
     "rendering": ("tests/data/test_chat.py",),
     "trainer": (

@@ -84,7 +84,7 @@ async def test_what_a_workflow_raises_is_an_outcome(
     assert len(trajectory.steps[0].response_ids) == 2
     failed = outcome in (Outcome.POLICY_FAILURE, Outcome.INFRASTRUCTURE_FAILURE)
     assert trajectory.reward == (None if failed else 1.0)  # a failure is never a zero
-    assert episode.is_correct is not failed
+    assert (episode.is_correct, episode.metrics["abandoned_attempts"]) == (not failed, 0.0)
     if failed:
         assert set(episode.info["error"]) == {"type", "message", "place", "traceback"}
 

@@ -1,6 +1,7 @@
 """A workflow may cancel, exit, swallow, hang or lie: its own attempt ends, and every other goes on."""
 
 import asyncio
+import gc
 import sys
 import threading
 import time
@@ -264,6 +265,27 @@ async def test_the_end_of_a_coroutine_is_its_own_or_that_of_its_time() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert all(task is not None and task.done() for task in tasks), "what is left behind waits for nothing"
+
+
+@ignored_destruction
+async def test_what_is_left_behind_is_waited_for_and_told_of_by_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def swallows_its_end() -> None:
+        for _ in range(100):
+            with suppress(BaseException):
+                await loop.create_future()
+
+    num_before = len(asyncio.all_tasks())
+    end = await contained(swallows_its_end(), in_s=0.01)
+    num_after = len(asyncio.all_tasks())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert (end.abandoned, num_after) == (True, num_before)
+    assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
 
 
 async def test_whoever_stops_a_coroutine_or_waits_for_it_and_is_cancelled_ends_it() -> None:

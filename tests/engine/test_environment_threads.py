@@ -1,15 +1,23 @@
 """An environment's calls: in threads, in the loop, too late, or where no thread can start."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from rllm.engine import environment_pool
+from rllm.engine.agent_execution import AgentExecutionEngine
+from rllm.engine.agent_workflow import AgentWorkflowEngine
 from rllm.engine.environment_pool import EnvironmentPool
+from rllm.engine.rollout import run_trajectory
 from rllm.engine.world import EnvironmentWorker
 from rllm.environments.base import BaseEnv
+from rllm.inference.scripted import ScriptedClient
+from rllm.types.episode import Outcome
+from rllm.workflows import Workflow
 
 
 class Env(BaseEnv):
@@ -126,3 +134,98 @@ async def test_a_call_that_a_thread_does_not_end_leaves_its_place_to_another(
         await stuck
     assert await later == "answered"
     pool.close()
+
+
+def _threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "rllm-environment"}
+
+
+async def test_a_pool_looks_after_its_calls_and_no_longer(
+    release: threading.Event, settled: Callable[[Callable[[], bool]], Any]
+) -> None:
+    pool = EnvironmentPool(2)
+    for limit_s in (20.0, 0.02):
+        calls = [pool.call(release.wait, 0.05, timeout_s=limit_s), pool.call(str, timeout_s=20.0)]
+        assert pool._timer is not None
+        await asyncio.wait(calls)
+        assert (calls[0].exception() is None) == (limit_s == 20.0)
+        await settled(lambda: pool._timer is None)
+    pool.close()
+
+
+async def test_quick_calls_share_a_thread_at_once_and_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(environment_pool, "TICK_S", 3600.0)
+    pool, threads = EnvironmentPool(8), list[threading.Thread]()
+    for _ in range(3):
+        calls = [pool.call(threading.current_thread, timeout_s=20.0) for _ in range(4)]
+        threads += await asyncio.gather(*calls)
+        while threads[0] in _threads() and not pool._idle:
+            await asyncio.sleep(0)
+    assert len(set(threads)) == 1
+    pool.close()
+
+
+async def test_environments_that_may_not_run_side_by_side_get_one_thread(
+    release: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    settled: Callable[[Callable[[], bool]], Any],
+) -> None:
+    for name in ("TICK_S", "SLOW_S"):
+        monkeypatch.setattr(environment_pool, name, 0.0)
+    threads_before, pool = _threads(), EnvironmentPool(1)
+    begun = threading.Event()
+    calls = [pool.call(lambda: begun.set() or release.wait(), timeout_s=20.0) for _ in range(3)]
+    await settled(begun.is_set)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    (thread,) = _threads() - threads_before
+    assert thread.daemon, "one that hangs does not hold up the end of the process"
+    release.set()
+    assert await asyncio.gather(*calls) == [True] * 3
+    pool.close()
+
+
+async def test_what_an_async_method_returns_to_nobody_is_closed(
+    release: threading.Event, settled: Callable[[Callable[[], bool]], Any]
+) -> None:
+    async def step() -> None:
+        return None
+
+    begun, coroutine, pool = threading.Event(), step(), EnvironmentPool(1)
+
+    def late() -> Any:
+        begun.set()
+        release.wait()
+        return coroutine
+
+    call = pool.call(late, timeout_s=20.0)
+    await settled(begun.is_set)
+    call.cancel()
+    release.set()
+    await settled(lambda: inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED)
+    pool.close()
+
+
+async def test_no_thread_of_an_engine_outlives_its_run(
+    env_class: type[BaseEnv], agent_class: Any, settled: Callable[[Callable[[], bool]], Any]
+) -> None:
+    class Visits(Workflow):
+        def __init__(self, rollout_engine: Any, **kwargs: Any) -> None:
+            super().__init__(rollout_engine, **kwargs)
+            self.env = env_class()
+
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+            await self.run_in_executor(self.env.reset)
+
+    threads_before = _threads()
+    client = ScriptedClient(lambda messages: "go")
+    workflows = AgentWorkflowEngine(Visits, {}, client)
+    await workflows.initialize_pool()
+    for engine in (workflows, AgentExecutionEngine(agent_class, env_class, rollout_engine=client)):
+        assert [each.outcome async for each in engine.run([{"task_id": "t"}])] == [Outcome.SCORED]
+    await run_trajectory(agent_class(), lambda: env_class(), client)
+    await settled(lambda: _threads() <= threads_before)
+    assert env_class.world.num_open == 0  # type: ignore[attr-defined]
+    assert len(env_class.world.made) == 4  # type: ignore[attr-defined]

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from rllm.agents.frozenlake import FrozenLakeAgent
+from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.engine.rollout import RolloutKey, RolloutLimits, run_trajectory
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
 from rllm.inference.scripted import END_ID, ScriptedAnswer, ScriptedClient
+from rllm.types.draws import draw_seed
 from rllm.types.episode import Action, Outcome, Step, TerminationEvent, TerminationReason
 from rllm.types.messages import FinishReason, SamplingParams
 from rllm.types.task import EpisodeId
@@ -328,6 +330,30 @@ async def test_a_rollout_cancelled_while_it_closes_closes_all_the_same(
     assert world.num_open == 0
 
 
+async def test_only_who_is_cancelled_is_in_a_hurry_with_an_environment_that_closes_slowly(
+    env_class: Env, agent_class: Agent, world: Any, settled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm.engine.rollout.HURRY_S", 0.0)
+    closes = threading.Event()
+
+    class SlowToClose(env_class):  # type: ignore[misc, valid-type]
+        def close(self) -> None:
+            closes.set()
+            super().close()
+
+    playing = asyncio.create_task(
+        run_trajectory(
+            agent_class(), lambda: SlowToClose(trouble={"close": "hang"}), ScriptedClient(["a", "b"])
+        )
+    )
+    await settled(closes.is_set)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not playing.done()
+    world.release.set()
+    assert "close_error" not in (await playing).info
+
+
 async def test_environments_live_in_worker_threads_and_never_on_the_loop(
     env_class: Env, agent_class: Agent, world: Any
 ) -> None:
@@ -353,6 +379,39 @@ async def test_every_draw_follows_from_seed_purpose_task_attempt_and_turn(
     others = [key(seed=1), key(purpose="train/1"), key(task="u"), key(attempt=1)]
     for other in others:
         assert not set(await seeds(other)) & set(first)
+    assert first[0] == draw_seed(0, "train/0", "t", 0, 0, "environment") % 2**31  # NumPy takes 32 bits
+
+
+async def test_a_rollout_alone_is_played_as_the_first_of_an_engine_that_chose_nothing(
+    env_class: Env, agent_class: Agent, world: Any
+) -> None:
+    engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=ScriptedClient(lambda _: "a"))
+    (episode,) = [each async for each in engine.run([{"task_id": "t"}])]
+    key = RolloutKey(episode=episode.episode_id)
+    await run_trajectory(agent_class(), lambda: env_class(), ScriptedClient(lambda _: "a"), key=key)
+    in_engine, alone = [(env.idx, env.seed) for env in world.made]
+    assert alone == in_engine
+    assert alone[0] == 0
+
+
+async def test_an_agent_learns_of_the_beginning_and_then_of_every_move(
+    env_class: Env, agent_class: Agent
+) -> None:
+    events: list[tuple[Any, ...]] = []
+
+    class Noting(agent_class):  # type: ignore[misc, valid-type]
+        def update_from_env(
+            self, observation: Any, reward: float, done: bool, info: Any, **more: Any
+        ) -> None:
+            events.append((observation, reward, done, info))
+            super().update_from_env(observation, reward, done, info)
+
+    await run_trajectory(Noting(), lambda: env_class(name="lake"), ScriptedClient(["a", "b"]))
+    assert events == [
+        ("lake turn 0", 0.0, False, {}),
+        ("lake turn 1", 0.0, False, {}),
+        ("lake turn 2", 1.0, True, {}),
+    ]
 
 
 async def test_sampling_parameters_reach_the_model_with_a_seed_of_their_own_each_turn(

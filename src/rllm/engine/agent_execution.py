@@ -265,7 +265,11 @@ class _Run:
             while self.pending:
                 identity, task = self.pending.pop()
                 if self._is_needless(identity):
-                    results.put_nowait(_episode(identity, task, Trajectory(outcome=Outcome.CANCELLED), 0))
+                    results.put_nowait(
+                        Episode(
+                            task_id=identity.task_id, rollout_idx=identity.attempt, outcome=Outcome.CANCELLED
+                        )
+                    )
                     continue
                 following = self.engine.client.session((identity.task_id, identity.attempt))
                 if session is not None:

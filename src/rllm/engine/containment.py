@@ -42,15 +42,14 @@ async def contain(
     loop = asyncio.get_running_loop()
     stop_future = loop.create_future()
     on_start(lambda: None if stop_future.done() else stop_future.set_result(None))
-    timer = loop.call_at(time_up, lambda: None if stop_future.done() else stop_future.set_result(None))
     running = asyncio.create_task(_run_to_end(coroutine))
     try:
-        await asyncio.wait({running, stop_future}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {running, stop_future}, timeout=time_up - loop.time(), return_when=asyncio.FIRST_COMPLETED
+        )
     except asyncio.CancelledError:
         await _end(running, coroutine)
         raise
-    finally:
-        timer.cancel()
     if running.done() and loop.time() < time_up and not stop_future.done():
         return running.result()
     await _end(running, coroutine)

@@ -25,7 +25,7 @@ from rllm.errors import error_text
 
 T = TypeVar("T")
 
-SLICE = 128
+MOST_A_SLICE = 128
 """Results that are handed over between two looks at what else the loop has to do."""
 TICK_S = 0.01
 """The interval at which threads are checked, and the precision of time limits."""
@@ -46,7 +46,7 @@ class _Job:
 @dataclass(slots=True, eq=False)
 class _Worker:
     job: _Job | None = None
-    started_at: float = 0.0
+    started_at: float = field(init=False)
     """When it took the job, by `time.monotonic`."""
     replaced: bool = False
     """It is stuck in its job, and another one has taken its place."""
@@ -190,7 +190,7 @@ class EnvironmentPool:
     def _settle(self) -> None:
         # First, so that what arrives from here on sends a wake-up of its own.
         self._wake_up_sent = False
-        for _ in range(SLICE):
+        for _ in range(MOST_A_SLICE):
             if not self._done:
                 return
             job, result, error = self._done.popleft()

@@ -215,8 +215,9 @@ class _Rollout:
         self.meter = None if limits.budget.unlimited else BudgetMeter(limits.budget)
         self.trajectory = Trajectory()
         """The agent's own, as soon as it has one."""
-        self.env_s = 0.0
-        self.model_s = 0.0
+        self.env_s: float
+        self.model_s: float
+        """The seconds of the latest call of each."""
 
     async def end_of(self, time_up: float | None) -> _Ended:
         """Play until it ends, and say how."""

@@ -109,7 +109,7 @@ def sampling_of(
     model = str(fields.pop("model", ""))
     for name in fields:
         if name not in _SAMPLING_NAMES:
-            close = difflib.get_close_matches(name, _SAMPLING_NAMES, n=1)
+            close = difflib.get_close_matches(name, _SAMPLING_NAMES)
             hint = f"did you mean `{close[0]}`?" if close else f"known are {', '.join(_SAMPLING_NAMES)}."
             raise ConfigError(f"`sampling_params` has `{name}`, which cannot be honoured; {hint}")
     if max_response_length:

@@ -69,7 +69,7 @@ class SplitEngine:
         """Every episode of every rank, once all ranks have played theirs."""
         tasks = task_list(tasks)
         tasks_with_ids = [with_id(task, place) for place, task in enumerate(tasks)]
-        attempts_at(tasks_with_ids, 1)  # refuses two tasks of one id, which may be on two ranks
+        attempts_at(tasks_with_ids, group_size)  # refuses two tasks of one id, which may be on two ranks
         pairs: list[PlayedEpisode] = []
         if mine := self._ranks.share(tasks_with_ids):
             run = self._engine.run(mine, group_size=group_size, purpose=purpose, sampling=sampling, skip=skip)
