@@ -314,12 +314,52 @@ async def _later_reads(clock: Clock, num_reads: int) -> None:
 
 
 async def test_a_watchdog_ends_with_what_it_watches(settled: Callable[[Callable[[], bool]], Any]) -> None:
+    def thread_of(kind: str) -> threading.Thread:
+        (thread,) = [each for each in threading.enumerate() if each.name == f"rllm-{kind}-watchdog"]
+        return thread
+
     watchdog = LoopWatchdog(limit_s=0.02)
     with watchdog as entered:
         assert entered is watchdog
-        (thread,) = [each for each in threading.enumerate() if each.name == "rllm-loop-watchdog"]
-        assert thread.daemon
-    await settled(lambda: not thread.is_alive())
+        of_loop = thread_of("loop")
+    progress = ProgressWatchdog(Moving(), limit_s=5.0, clock=Clock(), check_every_s=0.001)
+    async with progress as entered_too:
+        assert entered_too is progress
+        of_progress = thread_of("progress")
+    assert (of_loop.daemon, of_progress.daemon) == (True, True)
+    await settled(lambda: not of_loop.is_alive() and not of_progress.is_alive())
+
+
+async def test_a_stall_that_ends_as_it_is_noticed_is_none() -> None:
+    saves: list[str] = []
+    watchdog = ProgressWatchdog(
+        Moving(), limit_s=5.0, on_stall=lambda: saves.append("saved"), clock=Clock(), grace_s=0.05
+    )
+    async with watchdog:
+        pass
+    await asyncio.to_thread(watchdog._report_stall, 5.0)
+    assert saves == []
+
+
+async def test_whoever_cancels_what_a_watchdog_guards_has_cancelled_it() -> None:
+    cancellations: list[int] = []
+    begun = asyncio.Event()
+
+    async def guarded() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            async with ProgressWatchdog(Moving(), limit_s=5.0, clock=Clock()):
+                begun.set()
+                await asyncio.Event().wait()
+        finally:
+            cancellations.append(task.cancelling())
+
+    task = asyncio.create_task(guarded())
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert (task.cancelled(), cancellations) == (True, [1])
 
 
 def test_what_the_loop_runs_are_the_frames_below_its_own() -> None:
@@ -353,7 +393,9 @@ async def test_a_report_shows_so_many_tasks_and_how_many_more_there_are(
     await asyncio.gather(*waiting)
 
 
-async def test_whoever_catches_a_stall_goes_on_as_a_task_that_nobody_cancelled() -> None:
+async def test_whoever_catches_a_stall_goes_on_as_a_task_that_nobody_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     task, clock = asyncio.current_task(), Clock()
     assert task is not None
 
@@ -367,3 +409,4 @@ async def test_whoever_catches_a_stall_goes_on_as_a_task_that_nobody_cancelled()
         with pytest.raises(StallError, match="for 5 s"):
             await stand_still()
     assert task.cancelling() == 0
+    assert "in stand_still" in caplog.text, "the report is in the log, wherever else it is"
