@@ -150,6 +150,12 @@ async def test_a_place_that_is_handed_to_a_worker_as_it_is_cancelled_goes_to_the
     second.cancel()  # it has its turn, and has not run since
     await asyncio.wait_for(asyncio.gather(second, third, return_exceptions=True), 5)
     assert (entered, second.cancelled()) == (["first", "third"], True)
-    async with places:
-        entered.append("last")
-    assert entered[-1] == "last"
+    entered.clear()
+    leave.clear()
+    two = [asyncio.create_task(worker(name)) for name in ("fourth", "fifth")]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert entered == ["fourth"], "there is one place, as before"
+    leave.set()
+    await asyncio.wait_for(asyncio.gather(*two), 5)
+    assert entered == ["fourth", "fifth"]

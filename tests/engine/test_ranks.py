@@ -174,6 +174,7 @@ async def test_a_rank_alone_attempts_each_task_once_and_refuses_what_is_no_task(
     agent_class: type[BaseAgent], env_class: type[BaseEnv]
 ) -> None:
     ranks = ThreadRanks(0, 1, threading.Barrier(1), [None])
+    num_tasks = len(asyncio.all_tasks())
     for kind in (SplitEngine, WriterEngine):
         engine = kind(
             AgentExecutionEngine(agent_class, env_class, rollout_engine=ScriptedClient(lambda _: "on")), ranks
@@ -186,3 +187,5 @@ async def test_a_rank_alone_attempts_each_task_once_and_refuses_what_is_no_task(
                 _ = [each async for each in engine.run(tasks)]  # type: ignore[arg-type]
         assert engine.counts.submitted == len(TASKS)
         assert list(engine.live()) == []
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == num_tasks, "nobody tells other ranks of a run that is over"

@@ -9,6 +9,7 @@ from typing import Any
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.engine.records import MAX_ABS_REWARD, Records
 from rllm.environments.base import BaseEnv
+from rllm.errors import AgentError
 from rllm.store.encoding import decode_episode, encode_episode
 from rllm.store.episodes import EpisodeStore
 from rllm.types.episode import Episode, Outcome, Step, TerminationReason, Trajectory
@@ -280,6 +281,16 @@ def test_no_two_trajectories_of_a_run_have_one_uid() -> None:
     assert not is_kept(Trajectory(uid="d"), Trajectory(uid="a"), records=records)
     assert not is_kept(Trajectory(uid="b"), records=records)
     assert is_kept(Trajectory(uid="c"), records=records), "of the two that were refused, none is on record"
+
+
+def test_what_is_something_else_than_it_should_be_is_left_out_whole() -> None:
+    trajectory = Trajectory(info="words", signals=[1.0], steps=[Step(info="words", timings=3)])  # type: ignore[arg-type]
+    episode = Episode(outcome=Outcome.SCORED, trajectories=[trajectory], metrics="many")  # type: ignore[arg-type]
+    kept, error = Records("agent", stored=True).keep(episode, None)
+    assert isinstance(error, AgentError)
+    (rest,) = kept.trajectories
+    assert (rest.info, rest.signals, rest.steps[0].info, rest.steps[0].timings) == ({}, {}, {}, {})
+    assert kept.metrics == {}
 
 
 def test_what_cannot_be_kept_of_a_dict_is_left_out_key_by_key_up_to_a_hundred() -> None:

@@ -9,7 +9,10 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rllm.engine.agent_workflow import AgentWorkflowEngine
+from rllm.environments.base import BaseEnv
 from rllm.errors import InferenceError
 from rllm.inference import ScriptedAnswer, ScriptedClient
 from rllm.inference.rollout_engine import RoleSettings
@@ -101,6 +104,74 @@ async def test_breaking_out_ends_every_call_and_thread() -> None:
     assert engine.counts.by_outcome[Outcome.CANCELLED] == 3
     engine.counts.check()
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_an_attempt_that_is_cancelled_as_it_closes_closes_and_answers_nobody_afterwards() -> None:
+    events: list[str] = []
+    closing, may_close = asyncio.Event(), asyncio.Event()
+    flows: list[Workflow] = []
+
+    class Slow(BaseEnv):
+        async def close(self) -> None:  # type: ignore[override]
+            closing.set()
+            await may_close.wait()
+            events.append("closed")
+
+        def reset(self, seed: int | None = None) -> Any:
+            raise NotImplementedError
+
+        def step(self, action: Any) -> Any:
+            raise NotImplementedError
+
+        @staticmethod
+        def from_dict(info: dict[str, Any]) -> "Slow":
+            raise NotImplementedError
+
+    class Visits(Asks):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.env = Slow()
+            flows.append(self)
+
+    async def play() -> None:
+        await episodes_of(engine_of(Visits), TASKS[:1])
+        events.append("an episode")
+
+    running = asyncio.create_task(play())
+    async with asyncio.timeout(20.0):
+        await closing.wait()
+        running.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (running.done(), events) == (False, [])
+        may_close.set()
+        await asyncio.wait({running})
+        assert (running.cancelled(), events) == (True, ["closed"])
+        hangs = {"trouble": lambda task: asyncio.Event().wait()}
+        running = asyncio.create_task(episodes_of(engine_of(Visits, args=hangs), TASKS[:1]))
+        while len(flows) < 2:
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait({running})
+        await engine_of(Visits).initialize_pool()
+        for flow in flows:
+            with pytest.raises(InferenceError):
+                await flow.rollout_engine.get_model_response([{"role": "user", "content": "?"}])
+    assert events == ["closed"] * 3
+
+
+async def test_whoever_looks_on_sees_the_turns_of_a_workflow() -> None:
+    may_end = asyncio.Event()
+
+    engine = engine_of(Asks, args={"trouble": lambda task: may_end.wait()})
+    running = asyncio.create_task(episodes_of(engine, TASKS[:1]))
+    async with asyncio.timeout(20.0):
+        while not engine.counts.turns:
+            await asyncio.sleep(0)
+        (live,) = engine.live()
+        assert (live.turn, live.waits_for, engine.counts.turns) == (1, "workflow", 1)
+        may_end.set()
+        await running
 
 
 async def test_a_sibling_that_is_left_behind_ends_with_its_attempt() -> None:
