@@ -155,6 +155,18 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
         returns(trajectories=[Trajectory(reward=1.0, steps=[Step(prompt_ids=[-1])])]),
         "`prompt_ids`",
     ),
+    "workflow's notes of a step": (
+        returns(trajectories=[Trajectory(reward=1.0, steps=[Step(info="words")])]),  # type: ignore[arg-type]
+        "its `info`, is 'words'",
+    ),
+    "workflow's times": (
+        returns(trajectories=[Trajectory(reward=1.0, steps=[Step(timings={"grader_s": "long"})])]),  # type: ignore[dict-item]
+        "`timings['grader_s']`, is 'long'",
+    ),
+    "workflow's usage": (
+        returns(trajectories=[Trajectory(reward=1.0, steps=[Step(usage=3)])]),  # type: ignore[arg-type]
+        "its `usage`, is 3",
+    ),
     "workflow's model output": (
         returns(trajectories=[Trajectory(reward=1.0, steps=[Step(model_output={"text": "x"})])]),  # type: ignore[arg-type]
         "`model_output`",
@@ -284,13 +296,14 @@ def test_no_two_trajectories_of_a_run_have_one_uid() -> None:
 
 
 def test_what_is_something_else_than_it_should_be_is_left_out_whole() -> None:
-    trajectory = Trajectory(info="words", signals=[1.0], steps=[Step(info="words", timings=3)])  # type: ignore[arg-type]
+    step = Step(info="words", timings=3, thought="hm")  # type: ignore[arg-type]
+    trajectory = Trajectory(info="words", signals=[1.0], steps=[step])  # type: ignore[arg-type]
     episode = Episode(outcome=Outcome.SCORED, trajectories=[trajectory], metrics="many")  # type: ignore[arg-type]
     kept, error = Records("agent", stored=True).keep(episode, None)
     assert isinstance(error, AgentError)
     (rest,) = kept.trajectories
-    assert (rest.info, rest.signals, rest.steps[0].info, rest.steps[0].timings) == ({}, {}, {}, {})
-    assert kept.metrics == {}
+    assert (rest.info, rest.signals, kept.metrics) == ({}, {}, {})
+    assert rest.steps == [Step(id=rest.steps[0].id, thought="hm")]
 
 
 def test_what_cannot_be_kept_of_a_dict_is_left_out_key_by_key_up_to_a_hundred() -> None:

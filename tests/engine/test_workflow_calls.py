@@ -47,14 +47,19 @@ async def test_every_call_of_an_episode_that_cannot_be_read_is_a_step() -> None:
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
             messages: list[Message] = [{"role": "user", "content": "?"}]
             output = await self.rollout_engine.get_model_response(messages)
+            judgement = await self.rollout_engine.get_model_response(messages, role="judge")
             num_steps = 2 if task == TASKS[0] else 1
             steps = [Step.from_model_output(output, messages) for _ in range(num_steps)]
-            return Episode(trajectories=[Trajectory(steps=steps)])
+            judge = Trajectory(name="judge", steps=[Step.from_model_output(judgement, messages)])
+            return Episode(trajectories=[Trajectory(steps=steps), judge])
 
     episodes = await episodes_of(engine_of(DoublesOnce))
     (bad,) = [each for each in episodes if each.task_id == "t0"]
     assert bad.outcome is Outcome.INFRASTRUCTURE_FAILURE
-    assert [len(each.steps) for each in bad.trajectories] == [1]
+    assert [(each.name, len(each.steps)) for each in bad.trajectories] == [
+        (Trajectory().name, 1),
+        ("judge", 1),
+    ]
     assert (bad.metrics["unclaimed_calls"], bad.metrics["unclaimed_tokens"]) == (0.0, 0.0)
 
 

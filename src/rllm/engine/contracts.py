@@ -76,8 +76,14 @@ def require_trajectory(trajectory: Trajectory, where: str) -> None:
     for number, step in enumerate(trajectory.steps):
         if not isinstance(step, Step):  # pyright: ignore[reportUnnecessaryIsInstance]
             _require_is(step, Step, f"{where}, step {number}")
-        output = step.model_output
         # The text of an error takes longer than the checks, and every turn of a run comes through here twice.
+        for name in ("info", "timings", "usage"):
+            if not isinstance(value := getattr(step, name), dict):
+                _require_is(value, dict, f"{where}, step {number}, its `{name}`,")
+        for name, value in step.timings.items():
+            if not isinstance(value, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+                _require_is(value, float, f"{where}, step {number}, its `timings[{name!r}]`,")
+        output = step.model_output
         if output is not None and not (
             isinstance(output, ModelOutput)  # pyright: ignore[reportUnnecessaryIsInstance]
             and isinstance(output.finish_reason, FinishReason)  # pyright: ignore[reportUnnecessaryIsInstance]
