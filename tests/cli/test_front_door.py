@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -243,6 +244,17 @@ def test_python_m_rllm_is_the_command() -> None:
         [sys.executable, "-m", "rllm", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("rllm")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_letters_of_ours_gets_them_escaped(
+    encoding: str, monkeypatch: pytest.MonkeyPatch, start_rllm: Callable[..., Any], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    process = start_rllm("model", "create", "\N{SNOWMAN}", cwd=tmp_path)
+    stdout, stderr = process.communicate()
+    assert (process.returncode, stderr) == (0, "")
+    assert "\\u2603" in stdout
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

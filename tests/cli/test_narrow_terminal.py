@@ -34,6 +34,15 @@ def test_names_are_whole_on_a_narrow_screen(
     assert all(len(line) <= width for line in episodes.partition("Next:")[0].splitlines())
 
 
+def test_a_screen_of_no_width_shows_what_one_of_eighty_columns_does(
+    rllm: Rllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = rllm("benchmark", "list").stdout
+    monkeypatch.setenv("COLUMNS", "0")
+    assert rllm("benchmark", "list").stdout == shown != ""
+
+
 def test_a_wide_screen_leaves_nothing_out(rllm: Rllm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     listed = rllm("benchmark", "list").stdout

@@ -270,14 +270,15 @@ def test_a_loss_or_an_estimator_that_is_not_there_is_refused_before_a_run_begins
     assert line["grad_norm"] > 0.0
 
 
+@pytest.mark.parametrize(
+    ("body", "error"), [("return next(iter([]))", "StopIteration"), ("raise SystemExit(3)", "SystemExit")]
+)
 @pytest.mark.parametrize("key", ["loss", "estimator"])
-def test_an_algorithm_of_ones_own_that_stops_an_iteration_ends_the_run(
-    letters: ModuleType, tmp_path: Path, key: str
+def test_an_algorithm_of_ones_own_that_stops_an_iteration_or_the_process_ends_the_run(
+    letters: ModuleType, tmp_path: Path, key: str, body: str, error: str
 ) -> None:
     own = tmp_path / "stopping.py"
-    own.write_text(
-        "def loss(tokens):\n    return next(iter([]))\ndef estimator(rewards_G):\n    return next(iter([]))\n"
-    )
+    own.write_text(f"def loss(tokens):\n    {body}\ndef estimator(rewards_G):\n    {body}\n")
     changes = {"algorithm": {key: f"{own}:{key}"}, "warm_start": {"steps": 0}, "evaluation": {"num_tasks": 1}}
-    with pytest.raises(RuntimeError, match="StopIteration"):
+    with pytest.raises(RuntimeError, match=error):
         letters.make_trainer(tmp_path / "run", changes).train()

@@ -10,6 +10,7 @@ Only the command that was typed is imported, nothing heavy before it: `rllm --he
 import faulthandler
 import gc
 import importlib
+import io
 import json
 import logging
 import os
@@ -206,8 +207,16 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
+def _escape_what_streams_cannot_hold() -> None:
+    """Print a letter that the locale has no code for as `\\u2500`: by default it ends the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     _open_closed_streams()
+    _escape_what_streams_cannot_hold()
     sys.excepthook = _print_unforeseen
     threading.excepthook = _print_of_thread
     sys.unraisablehook = _print_unraisable

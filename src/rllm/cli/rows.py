@@ -1,12 +1,12 @@
 """Rows of JSON, one a line, from a file or from stdin."""
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from rllm.data.jsonl import parse_json
 from rllm.errors import ConfigError
 
 _MAX_LINE_CHARACTERS = 32 << 20
@@ -31,6 +31,6 @@ def _row(path: Path, number: int, line: str) -> Any:
     if len(line) > _MAX_LINE_CHARACTERS:
         raise ConfigError(f"{path}:{number} has {len(line):,} characters; a row has at most 32 Mi.")
     try:
-        return json.loads(line)
+        return parse_json(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}:{number} is no JSON: {error}.") from error

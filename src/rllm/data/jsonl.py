@@ -1,6 +1,7 @@
 """A JSONL file ──► its rows, or an error that says which line is none."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def read_jsonl_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse)
+        row = parse_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8: {error.reason} at byte {error.start}.") from error
     except (ValueError, RecursionError) as error:
@@ -55,5 +56,32 @@ def require_unicode(value: Any, where: str) -> None:
         ) from error
 
 
+def parse_json(text: str) -> Any:
+    """The value of a JSON text, none of it lost or made up on the way.
+
+    Raises ValueError for what is no JSON, for NaN and numbers that a float cannot hold, and for an object in
+    which two values have one name, of which Python would keep the last; RecursionError for deep nesting.
+    """
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_object_of_pairs)
+
+
 def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.40} is more than a float holds")
+    return number
+
+
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            f"an object has {names.count(twice)} values of `{twice}`, and keeps one; remove the others"
+        )
+    return value

@@ -18,7 +18,7 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
-from rllm.data.jsonl import read_jsonl, require_unicode
+from rllm.data.jsonl import parse_json, read_jsonl_lines, require_unicode
 from rllm.data.unpacking import Allowance, gunzip
 from rllm.errors import ConfigError
 from rllm.files.atomic import write_atomic
@@ -33,7 +33,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ConfigError(f"There is no file {path}; give one of {', '.join(FORMATS)}.")
     if ending == ".jsonl":
-        return [_with_bytes(row) for row in read_jsonl(path)]
+        return [_with_bytes(row, f"{path}:{number}") for number, row in read_jsonl_lines(path)]
     return rows_in(path.read_bytes(), path.name)
 
 
@@ -121,12 +121,17 @@ def plain(value: Any) -> Any:
     return item() if callable(item) and not isinstance(value, str) else value
 
 
-def _with_bytes(value: Any) -> Any:
+def _with_bytes(value: Any, where: str) -> Any:
     if isinstance(value, dict):
         if value.keys() == {_BYTES}:
-            return base64.b64decode(value[_BYTES])
-        return {name: _with_bytes(each) for name, each in value.items()}
-    return [_with_bytes(each) for each in value] if isinstance(value, list) else value
+            try:
+                return base64.b64decode(value[_BYTES], validate=True)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{where} has bytes under `{_BYTES}` that are no base64: {error}."
+                ) from error
+        return {name: _with_bytes(each, where) for name, each in value.items()}
+    return [_with_bytes(each, where) for each in value] if isinstance(value, list) else value
 
 
 def _jsonl_rows(text: str, name: str) -> list[dict[str, Any]]:
@@ -147,7 +152,7 @@ def _json_rows(text: str, name: str) -> list[dict[str, Any]]:
 
 def _parse(text: str, where: str) -> Any:
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not valid JSON: {error}") from error
     if r"\u" in text:
@@ -158,7 +163,7 @@ def _parse(text: str, where: str) -> Any:
 def _object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{where} holds a {type(value).__name__}; each row must be a JSON object.")
-    return _with_bytes(value)
+    return _with_bytes(value, where)
 
 
 def _csv_rows(text: str, name: str, delimiter: str) -> list[dict[str, Any]]:

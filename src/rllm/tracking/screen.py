@@ -18,6 +18,8 @@ class Screen(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+        if self.width < 1:  # COLUMNS=0, of a terminal whose size nobody knows
+            self.width = 80
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Before columns are measured."""

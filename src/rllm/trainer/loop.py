@@ -415,14 +415,13 @@ def summary_of(run: TrainingRun) -> dict[str, Any]:
 
 async def _in_learner(run: TrainingRun, work: Callable[[], Result]) -> Result:
     """Heavy work in the one learner thread, so that the event loop and the live view stay responsive."""
-    return await asyncio.get_running_loop().run_in_executor(
-        run.learner_thread, partial(_without_stop_iteration, work)
-    )
+    return await asyncio.get_running_loop().run_in_executor(run.learner_thread, partial(_as_error, work))
 
 
-def _without_stop_iteration(work: Callable[[], Result]) -> Result:
-    """The result of `work`. A future takes no StopIteration, and whoever waits for it would wait for ever."""
+def _as_error(work: Callable[[], Result]) -> Result:
+    """The result of `work`. A future takes no StopIteration, and whoever waits for it would wait for ever;
+    SystemExit would end the process without a word."""
     try:
         return work()
-    except StopIteration as error:
+    except (StopIteration, SystemExit) as error:
         raise RuntimeError(f"Code that a step of learning calls raised {error!r}.") from error
