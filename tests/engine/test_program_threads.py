@@ -84,11 +84,16 @@ async def test_what_does_not_end_is_left_behind_and_counted_and_the_next_runs(
     advance: Callable[[float], None],
     settled: Callable[[Callable[[], bool]], Any],
 ) -> None:
-    has_begun = list[bool]()
+    has_begun, ends = list[bool](), list[str]()
 
     def blocks() -> None:
         has_begun.append(True)
-        release.wait()
+        end = "stopped, with whatever lock it held"
+        try:
+            release.wait()
+            end = "by itself"
+        finally:
+            ends.append(end)
 
     async def blocks_the_loop() -> None:
         blocks()
@@ -109,6 +114,8 @@ async def test_what_does_not_end_is_left_behind_and_counted_and_the_next_runs(
     await settled(
         lambda: not {each for each in threading.enumerate() if each.name == "rllm-programs"} - before
     )
+    await settled(lambda: len(ends) == 2)
+    assert ends == ["by itself"] * 2
 
 
 async def test_a_plain_function_may_be_stopped_and_what_it_makes_of_that_is_its_end(
