@@ -18,7 +18,7 @@ from rllm.engine.attempts import EpisodeEngine
 from rllm.engine.split import SplitEngine, WriterEngine
 from rllm.environments.base import BaseEnv
 from rllm.errors import ConfigError
-from rllm.inference.scripted import ScriptedClient
+from rllm.inference.scripted import ScriptedAnswer, ScriptedClient
 from rllm.store.encoding import EncodedEpisode, EncodedEpisodes, encode_episode
 from rllm.types.episode import Episode, Outcome
 
@@ -95,6 +95,33 @@ def test_other_ranks_hear_that_one_has_begun_and_then_of_every_move(
     whole_episodes(make, 2)
     assert set(beats) == {(rank, "the episodes of train/0") for rank in range(2)}
     assert (len(beats) == 2) == (look_every_s > 0.0)
+
+
+async def test_an_engine_that_stands_still_is_not_told_of_as_one_that_moves(
+    agent_class: type[BaseAgent], env_class: type[BaseEnv], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats = list[str]()
+    monkeypatch.setattr("rllm.engine.split.LOOK_EVERY_S", 0.0)
+    ranks = ThreadRanks(0, 1, threading.Barrier(1), [None])
+    monkeypatch.setattr(ranks, "beat", beats.append)
+    may_go_on = asyncio.Event()
+    client = ScriptedClient(lambda _: ScriptedAnswer(text="go", wait_for=may_go_on.wait))
+    engine = SplitEngine(AgentExecutionEngine(agent_class, env_class, rollout_engine=client), ranks)
+
+    async def play() -> None:
+        _ = [each async for each in engine.run(TASKS[:1], purpose="train/0")]
+
+    playing, numbers = asyncio.create_task(play()), list[int]()
+    async with asyncio.timeout(20.0):
+        while not client.requests:
+            await asyncio.sleep(0)
+        for _ in range(2):
+            for _ in range(50):
+                await asyncio.sleep(0)
+            numbers.append(len(beats))
+        may_go_on.set()
+        await playing
+    assert numbers[0] == numbers[1] < len(beats)
 
 
 @pytest.mark.parametrize("kind", ["each its share", "rank 0 all"])
