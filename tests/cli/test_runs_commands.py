@@ -95,6 +95,35 @@ def test_an_episode_is_shown_turn_by_turn_with_its_tokens(finished_run: Any, rll
         assert step["observation"].splitlines()[0] in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", "[]"),
+        ("config.json", "{}"),
+        ("config.json", '{"task": null}'),
+        ("config.json", '{"kind": "eval"}'),
+        ("config.json", '{"seed": 0, "steps": "three"}'),
+        ("summary.json", "[1]"),
+        ("summary.json", '{"after": {}}'),
+        ("summary.json", '{"wall_s": NaN}'),
+        ("metrics.jsonl", '{"phase": 7, "step": "x"}\n'),
+    ],
+)
+def test_files_that_no_run_wrote_are_named_and_hide_no_other_run(
+    finished_run: Any, rllm: Rllm, tmp_path: Path, name: str, text: str
+) -> None:
+    for each in ("whole", "broken"):
+        shutil.copytree(finished_run.path, tmp_path / "all" / each)
+    (tmp_path / "all" / "broken" / name).write_text(text)
+    result = rllm("runs", "show", tmp_path / "all" / "broken")
+    assert result.exit_code == 2
+    assert name in result.stderr
+    listed = json.loads(rllm("runs", "list", tmp_path / "all", "--json").stdout)
+    assert "whole" in [each["name"] for each in listed["runs"]]
+    assert len(listed["runs"]) + len(listed["unreadable"]) == 2
+    assert rllm("runs", "compare", tmp_path / "all" / "broken", finished_run.path).exit_code in (0, 2)
+
+
 def test_without_a_tokenizer_tokens_are_shown_by_number(
     finished_run: Any, rllm: Rllm, tmp_path: Path
 ) -> None:

@@ -152,8 +152,15 @@ def _show_run(directory: RunDirectory, as_json: bool) -> None:
         print_json({**run_facts.to_dict(), **details, **({"cluster": cluster.to_dict()} if cluster else {})})
         return
     console = out()
+    try:
+        highlights = _highlights(run_facts, config, summary)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"config.json or summary.json of {directory.path} is not what a run wrote "
+            f"({type(error).__name__}: {error}); restore it, or name another directory."
+        ) from error
     console.print(Text.assemble((str(directory.path), "bold"), "  ", _state(run_facts)), soft_wrap=True)
-    console.print(facts([*_highlights(run_facts, config, summary), *machine_rows(directory)]))
+    console.print(facts([*highlights, *machine_rows(directory)]))
     labels, has_rewards = report_labels(config), config["task"]["environment"] != PROMPTS
     if has_rewards:
         labels_by_report = {name: labels[name] for name in REPORTS}

@@ -147,14 +147,18 @@ class RunDirectory:
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration; empty while a new run has not written it yet."""
-        return _read_json(self.config_path) or {}
+        config = _read_json(self.config_path)
+        return {} if config is None else _require_config(self.config_path, config)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write_json(self.summary_path, summary)
 
     def summary(self) -> dict[str, Any] | None:
         """The result; None until the run has finished."""
-        return _read_json(self.summary_path)
+        summary = _read_json(self.summary_path)
+        if not isinstance(summary, dict | None):
+            raise _foreign_file(self.summary_path, f"it holds a {type(summary).__name__}")
+        return summary
 
     def write_machines(self, machines: list[dict[str, Any]]) -> None:
         self._write_json(self.machine_path, machines)
@@ -268,9 +272,32 @@ def runs_under(root: Path) -> list[RunDirectory]:
     return [RunDirectory(path, lock_descriptor=None) for path in (*runs, *unreadable)]
 
 
+def _require_config(path: Path, config: Any) -> dict[str, Any]:
+    """`config`, as far as every reader counts on it. Raises ConfigError for what no run wrote."""
+    if not isinstance(config, dict):
+        raise _foreign_file(path, f"it holds a {type(config).__name__}")
+    kinds = {"kind": str, "name": str, "seed": int, "steps": int, "task": dict, "warm_start": dict}
+    for name, kind in kinds.items():
+        if name in config and not isinstance(config[name], kind):
+            raise _foreign_file(
+                path, f"`{name}` is {config[name]!r:.60}, of type {type(config[name]).__name__}"
+            )
+    if config.get("kind") == "eval" and "name" not in config:
+        raise _foreign_file(path, "an evaluation without a `name`")
+    return config
+
+
+def _foreign_file(path: Path, fault: str) -> ConfigError:
+    return ConfigError(f"{path} is not what a run wrote ({fault}); restore it, or name another directory.")
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except FileNotFoundError:
         return None
     except PermissionError as error:

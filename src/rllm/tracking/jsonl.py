@@ -93,8 +93,11 @@ def read_metrics_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], i
             fields = json.loads(line)
         except ValueError as error:
             raise ConfigError(f"{where} is not JSON ({error}); delete that line.") from error
-        if not isinstance(fields, dict) or not fields.keys() >= {"phase", "step"}:
-            raise ConfigError(f"{where} is no metrics line (no `phase` and `step`); delete that line.")
+        is_line = isinstance(fields, dict) and isinstance(fields.get("phase"), str)
+        if not is_line or not isinstance(fields.get("step"), int):
+            raise ConfigError(
+                f"{where} is no metrics line (no text `phase` and whole number `step`); delete that line."
+            )
         metrics.append(fields)
     return metrics, start + len(whole)
 
