@@ -29,6 +29,12 @@ def _png(size: tuple[int, int] = (3, 2), **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def _grey_of_16_bits() -> bytes:
+    buffer = io.BytesIO()
+    Pictures.new("I;16", (3, 2), 30_000).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
 def _message(*parts: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
@@ -109,6 +115,7 @@ def test_bombs_and_broken_files_are_refused_before_they_are_decoded(subtests: py
         (_png()[:40], "cannot be decoded"),
         (_bomb(30, 30), "cannot be decoded"),
         (b"\x89PNG\r\n\x1a\n", "cannot be decoded"),
+        (_grey_of_16_bits(), "16 bits of grey"),
     ]:
         with subtests.test(data=data, reason=reason), pytest.raises(ConfigError, match=reason):
             pillow_image(ImageFile(data, "image/png"))

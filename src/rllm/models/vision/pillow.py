@@ -59,6 +59,11 @@ def _file_within_limits(image: ImageFile) -> Iterator[Any]:
                 )
             if (num_frames := getattr(file, "n_frames", 1)) != 1:
                 raise ConfigError(f"{what} has {num_frames} frames; send the one that is meant.")
+            if file.mode.startswith("I"):
+                raise ConfigError(
+                    f"{what} has 16 bits of grey a pixel, of which every program that reads 8 shows nearly "
+                    "all as white; save it with 8."
+                )
             yield file
     except bombs as error:
         raise ConfigError(f"{what} is far above the {MAX_PIXELS:,} pixels that are read: {error}") from error
