@@ -193,6 +193,31 @@ def test_a_path_that_cannot_be_is_refused_in_a_sentence(
     assert json.loads(result.stderr)["error"]["message"]
 
 
+@pytest.mark.parametrize("place", ["absent/file.jsonl", "directory"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("worker", "init", "name", "--out"),
+        ("worker", "batch", "worker.md", "rows.jsonl", "--out"),
+        ("dataset", "from-runs", ".", "--out"),
+        ("dataset", "from-eval", ".", "--out"),
+        ("dataset", "export", "name"),
+        ("runs", "compare", ".", ".", "--picture"),
+        ("view", ".", "--export"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_no_directory_holds_is_refused_before_anything_is_read(
+    words: tuple[str, ...], place: str, rllm: Rllm, tmp_path: Path
+) -> None:
+    (tmp_path / "directory").mkdir()
+    result = rllm(*words, place, "--json")
+    assert result.exit_code == 2
+    error = json.loads(result.stderr)["error"]
+    assert error["type"] == "UsageError"
+    assert place in error["message"]
+
+
 def test_an_error_of_ours_that_a_lack_of_memory_caused_says_that(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         try:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -74,6 +75,22 @@ class WordChoice(click.Choice[str]):
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         return f"{value!r} is none of them; {choices_of(value, self.choices)}."
+
+
+class WritableFile(click.Path):
+    """A file to write, by its path: refused before any work where no directory is there to hold it, or where
+    it is one."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path: Any = super().convert(value, param, ctx)
+        if not path.parent.is_dir():
+            self.fail(
+                f"There is no directory {path.parent} for {path}; make it, or choose another.", param, ctx
+            )
+        return path
 
 
 Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]

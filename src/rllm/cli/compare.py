@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from rllm.cli.command import example, json_option, print_json
+from rllm.cli.command import WritableFile, example, json_option, print_json
 from rllm.cli.terminal import FittingTable, out, print_next, rate_with_interval, table
-from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.view.comparison_page import differing_keys
@@ -22,18 +21,12 @@ from rllm.view.run_facts import REPORTS, RunFacts, facts_of
     epilog=example("rllm runs compare runs/frozenlake-seed0 runs/frozenlake-seed1 --picture seeds.png"),
 )
 @click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--picture", type=click.Path(path_type=Path), help="Draw their learning curves into this PNG file."
-)
+@click.option("--picture", type=WritableFile(), help="Draw their learning curves into this PNG file.")
 @json_option
 def command(runs: tuple[Path, ...], picture: Path | None, as_json: bool) -> None:
     """Compare runs: success before and after, and the settings in which they differ."""
     if len(set(runs)) < 2:
         raise click.UsageError("Give two runs or more to compare.")
-    if picture is not None and not picture.absolute().parent.is_dir():
-        raise ConfigError(
-            f"There is no directory {picture.parent} for the picture; make it, or choose another."
-        )
     directories = [RunDirectory.read(path) for path in dict.fromkeys(runs)]
     facts_of_runs = [facts_of(directory) for directory in directories]
     differing = differing_keys(

@@ -12,7 +12,17 @@ from rich.text import Text
 from rllm.build.agent_places import agent_object_named
 from rllm.build.judges import require_grader
 from rllm.cli import dataset_build, dataset_eval, dataset_runs
-from rllm.cli.command import Group, argument, example, json_option, option, options_of, print_json, shared
+from rllm.cli.command import (
+    Group,
+    WritableFile,
+    argument,
+    example,
+    json_option,
+    option,
+    options_of,
+    print_json,
+    shared,
+)
 from rllm.cli.published_flags import accepted_switches
 from rllm.cli.terminal import err, facts, out, print_next, print_sentence, table
 from rllm.data.dataset import Dataset
@@ -257,15 +267,13 @@ def remove(name: str, split: str, as_json: bool) -> None:
 
 @command.command("export", epilog=example("rllm dataset export gsm8k rows.parquet --split train"))
 @click.argument("name")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=WritableFile())
 @split_option
 @json_option
 def export(name: str, file: Path, split: str, as_json: bool) -> None:
     """Write rows to a JSONL, JSON, CSV or Parquet file."""
     format_of(file.name)
     rows = _rows_kept(name, split)
-    if file.is_dir() or not file.parent.is_dir():
-        raise ConfigError(f"{file} cannot be written: give a file in a directory that is there.")
     write_rows(file, rows)
     if as_json:
         print_json({"name": name, "split": rows.split, "rows": len(rows), "file": str(file)})

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from rllm.cli.command import WordChoice, print_json
+from rllm.cli.command import WordChoice, WritableFile, print_json
 from rllm.cli.terminal import facts, out, print_next
 from rllm.data.curation import RowKind
 from rllm.data.registry import DatasetRegistry
@@ -26,9 +26,7 @@ kind_option = click.option(
 )
 
 
-out_option = click.option(
-    "--out", "path", type=click.Path(path_type=Path), help="File for the rows; or as --name."
-)
+out_option = click.option("--out", "path", type=WritableFile(), help="File for the rows; or as --name.")
 name_option = click.option("--name", default="", metavar="NAME", help="Keep them as a data set of this name.")
 split_option = click.option("--split", default="train", show_default=True, help="Its split, with --name.")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rllm.cli.command import example, json_option, print_json, print_json_line
+from rllm.cli.command import WritableFile, example, json_option, print_json, print_json_line
 from rllm.cli.published_flags import accepted_switches
 from rllm.cli.terminal import out, print_sentence
 from rllm.files.atomic import StorageErrors
@@ -35,7 +35,7 @@ DEFAULT_PORT = 7355
     "--export",
     "export_path",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=WritableFile(),
     help="Write one page as a file that loads nothing, and serve nothing.",
 )
 @click.option(
@@ -66,7 +66,7 @@ def command(
         address = (address or default_address(sources)).rpartition("#")[2].removeprefix("/")
         page = exported_page(sources, address, requests_of(sources, address))
         with StorageErrors(export_path):
-            export_path.write_text(page)
+            export_path.write_text(page, encoding="utf-8")
         if as_json:
             print_json({"file": str(export_path), "page": address, "bytes": len(page.encode())})
         else:

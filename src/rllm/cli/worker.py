@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rllm.cli.command import Group, example, json_option, print_json, print_json_line
+from rllm.cli.command import Group, WritableFile, example, json_option, print_json, print_json_line
 from rllm.cli.rows import json_lines
 from rllm.cli.terminal import err, facts, out, print_next, print_sentence, table
 from rllm.cli.worker_doors import mcp, serve, stdio
@@ -19,6 +19,7 @@ from rllm.cli.worker_options import counting, running_options, telemetry_of
 from rllm.cli.worker_promote import command as promote
 from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
+from rllm.data.jsonl import parse_json
 from rllm.errors import ConfigError
 
 NOT_OK = 1
@@ -169,9 +170,7 @@ def run(path: Path, source: str, as_json: bool, directory: Path | None, otel: bo
 )
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @click.argument("rows", metavar="ROWS", type=click.Path(path_type=Path, allow_dash=True))
-@click.option(
-    "--out", "answers", type=click.Path(path_type=Path), help="File for the answers.  [default: stdout]"
-)
+@click.option("--out", "answers", type=WritableFile(), help="File for the answers.  [default: stdout]")
 @click.option("--parallel", type=click.IntRange(1, 4096), default=64, show_default=True)
 @running_options
 @click.option("--json", "as_json", is_flag=True, help="Say how many of each status as JSON; errors as JSON.")
@@ -268,13 +267,11 @@ def _named(contract: Contract, row: Any) -> Any:
 
 
 def _inputs(source: str) -> Any:
-    text, where = source, "--input"
-    if not source.lstrip().startswith(("{", "[")):
-        path = Path(source)
-        if not path.is_file():
-            raise ConfigError(f"--input is {source!r:.100}, neither a JSON object nor a file that is there.")
-        text, where = path.read_text(encoding="utf-8"), source
+    is_text = source.lstrip().startswith(("{", "["))
+    if not is_text and not Path(source).is_file():
+        raise ConfigError(f"--input is {source!r:.100}, neither a JSON object nor a file that is there.")
+    where = "--input" if is_text else source
     try:
-        return json.loads(text)
+        return parse_json(source if is_text else Path(source).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is no JSON: {error}.") from error

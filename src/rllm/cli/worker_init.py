@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rllm.cli.command import example, json_option, print_json
+from rllm.cli.command import WritableFile, example, json_option, print_json
 from rllm.cli.rows import json_lines
 from rllm.cli.terminal import out, print_next
 from rllm.cli.worker_options import as_the_file_names, binding_options
@@ -82,9 +82,7 @@ _BOUND = "Replace the purpose, and look whether the schemas are those of your re
     "--output", "outputs", multiple=True, metavar="COLUMN", help="A column that is an output instead."
 )
 @binding_options
-@click.option(
-    "--out", "path", type=click.Path(path_type=Path), help="File to write.  [default: ID.worker.md]"
-)
+@click.option("--out", "path", type=WritableFile(), help="File to write.  [default: ID.worker.md]")
 @json_option
 def command(
     worker_id: str,
