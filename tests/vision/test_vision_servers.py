@@ -128,11 +128,22 @@ def test_answers_to_images_go_on_across_new_weights(
     assert replay(train("run", servers, **changes)).is_identical
 
 
+@pytest.mark.parametrize("is_transparent", [False, True])
 async def test_a_fleet_behind_one_address_answers_questions_about_images(
-    eyes: Path, servers: list[PolicyServer], picture: Make, shows: Make, tmp_path: Path
+    is_transparent: bool,
+    eyes: Path,
+    servers: list[PolicyServer],
+    picture: Make,
+    shows: Make,
+    tmp_path: Path,
 ) -> None:
     model = load_model(eyes)
-    message = shows("What is it?", picture(1))
+    image = picture(1)
+    if is_transparent:
+        image.putalpha(Image.linear_gradient("L").resize(image.size).point(lambda alpha: alpha // 4))
+        for server in servers:
+            server.sees = _laid_on_white
+    message = shows("What is it?", image)
     local = LocalClient(model, num_slots=4, max_context=400)
     ids = ChatRenderer(model.tokenizer).render([message])
     expected = await local.generate_ids(ids, SamplingParams(temperature=0.0, max_tokens=8))
@@ -150,6 +161,15 @@ async def test_a_fleet_behind_one_address_answers_questions_about_images(
             assert reply.status == 200, await reply.text()
             (choice,) = (await reply.json())["choices"]
     assert choice["token_ids"] == expected.completion_ids
+
+
+def _laid_on_white(image: ImageFile) -> ImageFile:
+    """An image as vLLM opens it (`vllm.multimodal.image.convert_image_mode`)."""
+    picture = Image.open(io.BytesIO(image.data)).convert("RGBA")
+    picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+    file = io.BytesIO()
+    picture.convert("RGB").save(file, "PNG")
+    return ImageFile(file.getvalue(), "image/png")
 
 
 def _mirrored(image: ImageFile) -> ImageFile:

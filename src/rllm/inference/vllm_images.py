@@ -4,9 +4,9 @@
                                                      └─POST /inference/v1/generate─► ids, log-probabilities
     chunk, as /v1/completions has it  ◄── the ids that the server read have to be those of the row ──┘
 
-The server makes its own tensors of each image and puts as many marks in its place as it has tokens. That
-these are those of the trainer's processor is checked with every answer; that it sees the same in them is the
-canary's to say.
+The server is sent the pixels that the trainer sees, makes its own tensors of them, and puts as many marks in
+the place of an image as it has tokens. That these are those of the trainer's processor is checked with every
+answer; that it sees the same in them is the canary's to say.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -16,6 +16,7 @@ from typing import Any
 
 from rllm.errors import InferenceError
 from rllm.inference.vllm_http import VLLMHttp
+from rllm.models.vision.pillow import opaque_image
 from rllm.rendering.images import IMAGES, ImageReader, as_data_url
 from rllm.types.images import PATCH_IDS_FROM, ImageFile, image_numbers
 
@@ -83,7 +84,9 @@ async def complete_with_images(
     request = {
         "model": body["model"],
         "token_ids": prompt.sent_ids,
-        "content_parts": [{"type": "image_url", "url": as_data_url(each)} for each in prompt.images],
+        "content_parts": [
+            {"type": "image_url", "url": as_data_url(opaque_image(each))} for each in prompt.images
+        ],
         "sampling_params": {name: body[name] for name in _SAMPLING if name in body},
         "return_token_ids": True,
         "stream": body.get("stream", False),

@@ -36,6 +36,20 @@ def pillow_image(image: ImageFile) -> Any:
         return PIL.ImageOps.exif_transpose(file).convert("RGB")
 
 
+def opaque_image(image: ImageFile) -> ImageFile:
+    """The image itself; of a transparent one, the colours that `pillow_image` has of it, as PNG.
+
+    Programs that open the file lay it on a background of their own choice, vLLM on white, and so see other
+    pixels than the processor of a model, which leaves transparency out. Raises ConfigError as `pillow_image`.
+    """
+    with _file_within_limits(image) as file:
+        if not file.has_transparency_data:
+            return image
+    buffer = io.BytesIO()
+    pillow_image(image).save(buffer, "PNG")
+    return ImageFile(buffer.getvalue(), "image/png")
+
+
 def require_decodable(image: ImageFile) -> None:
     """Raises ConfigError as `pillow_image` does, for what the head of the file says; nothing is decoded."""
     require_pillow()
