@@ -170,6 +170,23 @@ def test_arguments_that_are_no_object_reach_the_template_as_they_are(toy: Toy, a
     assert f'"arguments": {arguments}}}' in text
 
 
+def test_an_answer_without_calls_renders_alike_however_a_client_says_so(toy: Toy) -> None:
+    """Clients send the fields of their classes, and templates look whether there is one."""
+    renderer = ChatRenderer(
+        toy(
+            "{% for m in messages %}{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
+            "{{ raise_exception('One call at a time') }}{% endif %}a call{% else %}{{ m.content }}{% endif %}"
+            "<|im_end|>{% endfor %}"
+        )
+    )
+    ask = {"role": "user", "content": "?"}
+    for content in ("go", [{"type": "text", "text": "go"}]):
+        answer = {"role": "assistant", "content": content}
+        plain = renderer.render([ask, answer, ask])
+        for no_calls in (None, []):
+            assert renderer.render([ask, {**answer, "tool_calls": no_calls}, ask]) == plain
+
+
 def test_content_in_parts_or_absent_renders_as_text_does(toy: Toy) -> None:
     renderer = ChatRenderer(toy("qwen"))
     parts: Message = {

@@ -23,7 +23,8 @@ def as_template_sees(
     print arguments as objects, or as text alone."""
     content = message.get("content")
     calls = message.get("tool_calls")
-    if isinstance(content, str) and not calls and not (short_ids and "tool_call_id" in message):
+    has_ids = short_ids and "tool_call_id" in message
+    if isinstance(content, str) and "tool_calls" not in message and not has_ids:
         return message
     template_message = dict(message)
     if takes_images and isinstance(content, list) and any(map(is_image_part, content)):
@@ -36,7 +37,7 @@ def as_template_sees(
         ]
     else:
         template_message.pop("tool_calls", None)
-    if short_ids and "tool_call_id" in template_message:
+    if has_ids:
         template_message["tool_call_id"] = _short_id(template_message["tool_call_id"])
     return template_message
 
