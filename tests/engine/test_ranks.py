@@ -76,6 +76,18 @@ def test_tasks_without_an_id_are_named_by_their_place_on_any_rank(
     assert len({each.task_id for each in mine}) == len(nameless)
 
 
+def test_two_tasks_of_one_id_are_refused_though_each_rank_plays_one(
+    agent_class: type[BaseAgent], env_class: type[BaseEnv], world: Any
+) -> None:
+    def make(ranks: RankGroup) -> EpisodeEngine:
+        client = ScriptedClient(lambda messages: "go")
+        return SplitEngine(AgentExecutionEngine(agent_class, env_class, rollout_engine=client), ranks)
+
+    with pytest.raises(ConfigError, match="task_id"):
+        whole_episodes(make, 2, [TASKS[0], TASKS[0]])
+    assert world.made == []
+
+
 @pytest.mark.parametrize("look_every_s", [3600.0, 0.0])
 def test_other_ranks_hear_that_one_has_begun_and_then_of_every_move(
     look_every_s: float,

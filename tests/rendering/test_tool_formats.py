@@ -11,6 +11,7 @@ from rllm.errors import ConfigError
 from rllm.rendering.calls import MAX_NAME
 from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.harmony import MAX_HEADER
+from rllm.rendering.named_calls import MAX_HEAD
 from rllm.rendering.tools import (
     MARKUP as TAGS,
 )
@@ -111,6 +112,20 @@ def test_a_call_is_found_with_its_name_and_arguments(subtests: pytest.Subtests) 
             written = WRITTEN[tool_format.name]
             for parsed in (tool_format.parse(written), _streamed(tool_format, list(written))[0]):
                 assert parsed == ParsedAnswer(content="", calls=[WEATHER])
+
+
+def test_arguments_within_arguments_are_whole(subtests: pytest.Subtests) -> None:
+    flat, nested = (
+        '{"city": "Oslo", "days": 3}',
+        '{"city": {"at": [[59], {"x": {}}], "name": "Oslo"}, "days": 3}',
+    )
+    for tool_format in FORMATS:
+        written = WRITTEN[tool_format.name].replace(flat, nested)
+        if nested not in written:
+            continue
+        with subtests.test(tool_format=tool_format):
+            whole = ParsedAnswer(content="", calls=[ParsedCall(name="weather", arguments=nested)])
+            assert tool_format.parse(written) == _streamed(tool_format, list(written))[0] == whole
 
 
 def test_parallel_calls_are_found_in_their_order(subtests: pytest.Subtests) -> None:
@@ -250,8 +265,26 @@ def test_an_answer_that_ends_within_its_last_marks_is_whole(tool_format: Any, ma
 @pytest.mark.parametrize(("beyond", "content"), [(0, "hi"), (1, None)])
 def test_a_header_is_so_long_at_most(beyond: int, content: str | None) -> None:
     text = "<|channel|>commentary".ljust(MAX_HEADER + beyond) + "<|message|>hi<|end|>"
-    parsed = HARMONY.parse(text)
-    assert (parsed.content == content) == (content is not None)
+    for parsed in (HARMONY.parse(text), _streamed(HARMONY, list(text))[0]):
+        assert (parsed.content == content) == (content is not None)
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "begin"),
+    [
+        (MISTRAL_ARGS, "[TOOL_CALLS]"),
+        (DEEPSEEK, "<｜tool▁call▁begin｜>"),
+        (DEEPSEEK_FENCED, "<｜tool▁call▁begin｜>"),
+    ],
+)
+def test_what_stands_before_arguments_is_so_long_at_most(tool_format: Any, begin: str) -> None:
+    written = WRITTEN[tool_format.name]
+    length = written.index("{") - written.index(begin) - len(begin)
+    for beyond, num_calls in ((0, 1), (1, 0)):
+        name = "x" * (MAX_HEAD - length + len("weather") + beyond)
+        text = written.replace("weather", name)
+        for parsed in (tool_format.parse(text), _streamed(tool_format, list(text))[0]):
+            assert [each.name for each in parsed.calls] == [name] * num_calls
 
 
 def test_the_name_in_a_header_is_as_long_as_a_name_at_most() -> None:

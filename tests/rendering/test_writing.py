@@ -44,3 +44,9 @@ def test_an_answer_that_the_template_shortens_is_refused_and_a_short_one_written
 def test_a_call_is_refused_where_the_template_knows_no_tools(toy: Toy) -> None:
     with pytest.raises(ConfigError, match="calls tools"):
         written(toy("chatml"), content="b", tool_calls=[CALL])
+
+
+@pytest.mark.parametrize("behind", ["U", "Up"])
+def test_an_answer_that_goes_on_behind_its_end_is_refused(toy: Toy, behind: str) -> None:
+    with pytest.raises(ConfigError, match="end token"):
+        written(toy("chatml"), content=f"b<|im_end|>{behind}")
