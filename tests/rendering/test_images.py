@@ -145,7 +145,7 @@ def test_ids_of_patches_name_their_image_and_their_place() -> None:
 
 
 def test_a_table_keeps_each_image_once_and_forgets_the_oldest() -> None:
-    table = ImageTable(max_bytes=25)
+    table = ImageTable(max_bytes=20)
     images = [ImageFile(bytes([number]) * 10, "image/png") for number in range(3)]
     for image in (*images[:2], images[0], images[2]):
         table.add(image)

@@ -128,6 +128,12 @@ def test_arguments_within_arguments_are_whole(subtests: pytest.Subtests) -> None
             assert tool_format.parse(written) == _streamed(tool_format, list(written))[0] == whole
 
 
+@pytest.mark.parametrize(("tool_format", "end"), [(DEEPSEEK, ""), (DEEPSEEK_FENCED, "\n```")])
+def test_a_call_that_does_not_end_as_it_should_is_read_and_told_of(tool_format: Any, end: str) -> None:
+    text = WRITTEN[tool_format.name].replace(f"{end}<｜tool▁call▁end｜>", "")
+    assert tool_format.parse(text) == ParsedAnswer(content="", calls=[WEATHER], unparsed_markup=True)
+
+
 def test_parallel_calls_are_found_in_their_order(subtests: pytest.Subtests) -> None:
     for tool_format in FORMATS:
         with subtests.test(tool_format=tool_format):
