@@ -129,6 +129,7 @@ def test_an_expert_solves_it_and_gives_up_at_the_end_where_it_errs(chromium: str
         "click-option",
         "enter-text",
         "form-sequence-2",
+        "identify-shape",
     ],
 )
 def test_other_experts_solve_theirs(chromium: str, name: str) -> None:

@@ -94,9 +94,22 @@ _PLANS: dict[str, tuple[str, Callable[..., Sequence[Step]]]] = {
         ),
     ),
 }
+_PLANS["identify-shape"] = (
+    r'Click the button that best describes the figure below\.\n\[1\] (\w+)(?: .*text="(.)")?.*',
+    lambda role, sign: (("click", "button", _figure_of(role, sign)),),
+)
 _PLANS["enter-text-dynamic"] = _PLANS["enter-text"]
 _PLANS["click-checkboxes-transfer"] = _PLANS["click-checkboxes"]
-"""Task -> (its goal, what is done on its page, given the groups of the goal)."""
+"""Task -> (its goal, and after a line break how its page begins where that matters; what is done on the
+page, given the groups of that)."""
+_FIGURES = {"rect": "Rectangle", "circle": "Circle", "polygon": "Triangle"}
+
+
+def _figure_of(role: str, sign: str | None) -> str:
+    """The name that `identify-shape` has for an element of an SVG; `sign`: the text in it."""
+    if sign is not None:
+        return "Number" if sign.isdigit() else "Letter"
+    return _FIGURES[role]
 
 
 def _names_in(names: str) -> Sequence[str]:
@@ -188,8 +201,8 @@ class MiniWobEnv(PlannedEnv):
 
     def plan(self) -> Plan:
         pattern, steps = _PLANS[self.name]
-        match = re.fullmatch(pattern, self.goal)
-        assert match is not None, f"the goal of {self.name} is {self.goal!r}"
+        match = re.match(rf"{pattern}\n", f"{self.goal}\n{self.page}\n")
+        assert match is not None, f"the goal of {self.name} is {self.goal!r}, its page {self.page!r}"
         return (steps(*match.groups()),)
 
     async def _start(self, context: BrowserContext) -> str | None:
