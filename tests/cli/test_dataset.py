@@ -110,7 +110,7 @@ def test_what_cannot_be_done_is_exit_code_two_and_says_why(words: tuple[str, ...
 def test_a_place_that_is_not_there_is_exit_code_two_and_says_why(home: Path) -> None:
     told("register", "mine", "rows.jsonl")
     for words, message in (
-        (("export", "mine", "gone/out.csv"), "gone/out.csv cannot be written"),
+        (("export", "mine", "gone/out.csv"), "no directory gone for gone/out.csv"),
         (("inspect", "mine", "--start", "5"), "`mine` has 5 rows in test, the first is 0: 5 is none."),
     ):
         done = run(*words)

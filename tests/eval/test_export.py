@@ -36,7 +36,7 @@ def episode(task: str, attempt: int, reward: float, outcome: Outcome = Outcome.S
 def evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
     with RunDirectory.create_or_open(tmp_path / "evaluation") as run:
-        run.write_config({"kind": KIND})
+        run.write_config({"kind": KIND, "name": "made"})
         episodes = [
             episode(task, attempt, reward)
             for task, rewards in REWARDS.items()
