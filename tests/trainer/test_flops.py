@@ -110,6 +110,14 @@ def test_a_teacher_s_pass_counts(decoder: Make, apart: list[TrainingSample]) -> 
     assert torch_s + of_output_layer == pytest.approx(mine + 2 * of_output_layer, rel=1e-3)
 
 
+def test_a_teacher_that_a_loss_does_not_ask_computes_nothing(
+    decoder: Make, apart: list[TrainingSample]
+) -> None:
+    student = DistillingBackend(decoder(2), teacher=decoder(4, seed=1), publish=lambda version: None)
+    mine, torch_s = counted(student, apart, ImitationLoss())
+    assert mine == pytest.approx(torch_s, rel=1e-3)
+
+
 def test_pairs_are_those_of_paths_without_padding(together: list[TrainingSample]) -> None:
     rows = [
         WeightedRow(index=index, sample=each, weights_T=each.trainable_T.astype(float))

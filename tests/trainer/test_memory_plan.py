@@ -248,6 +248,14 @@ def test_critics_references_and_adapters_count_once_each() -> None:
     assert judged.critic == plain.weights + plain.gradients + plain.optimizer
 
 
+def test_a_sampler_that_goes_on_while_the_trainer_learns_has_weights_of_its_own() -> None:
+    plain = plan_of(config_of()).parts
+    ahead = plan_of(
+        config_of(schedule__kind="async", schedule__max_staleness=1, inference__lockstep=False)
+    ).parts
+    assert ahead.weights == plain.weights + plain.gradients
+
+
 def test_ranks_share_the_rows_and_not_the_weights() -> None:
     alone = plan_of(config_of(rollout__tasks_per_step=8))
     two = plan_of(config_of(rollout__tasks_per_step=8), num_ranks=2, num_local_ranks=2)

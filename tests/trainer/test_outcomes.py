@@ -8,7 +8,7 @@ import pytest
 from rllm.algorithms.grouping import GroupingCounts
 from rllm.config.loader import load_config
 from rllm.errors import AgentError, ConfigError, InferenceError
-from rllm.trainer.judging import Judged
+from rllm.trainer.judging import Judged, judge
 from rllm.trainer.outcomes import (
     call_counts,
     num_sampled,
@@ -71,6 +71,17 @@ def test_success_and_reward_are_means_over_what_did_not_fail() -> None:
     assert metrics["groups_rejected"] == metrics["groups_without_baseline"] == 0
     assert metrics["tokens.sampled"] == 9
     assert "tasks_solved_first" not in metrics
+
+
+def test_the_baseline_of_a_role_is_the_mean_of_what_its_greedy_attempts_were_paid() -> None:
+    config = load_config(['algorithm.estimator="remax"'])
+    attempts = [episode(1.0, task_id="t", roles=("solver", "solver", "judge"))]
+    greedy = episode(0.0, task_id="t", roles=("solver", "solver", "solver", "judge"))
+    for trajectory, reward in zip(greedy.trajectories, (1.0, 0.5, 0.0, 0.25), strict=True):
+        trajectory.reward = reward
+    found = judge(config, attempts, [greedy])
+    assert found.baselines == {("t", "solver"): 0.5, ("t", "judge"): 0.25}
+    assert found.without_baseline == []
 
 
 def test_nothing_played_is_no_division_by_nothing() -> None:

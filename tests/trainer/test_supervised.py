@@ -221,6 +221,27 @@ def test_a_job_is_trained_told_of_every_publish_and_closed(tmp_path: Path) -> No
     )
 
 
+def test_a_whole_tracker_hears_each_phase_before_its_numbers(tmp_path: Path) -> None:
+    heard: list[tuple[str, str]] = []
+
+    class Hearing:
+        def begin(self, phase: str) -> None:
+            heard.append(("begin", phase))
+
+        def log(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
+            heard.append(("log", phase))
+
+        def advance(self, done: int, total: int) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    LetterTrainer({**SETTINGS, "epochs": 1}, output=tmp_path / "run", tracker=Hearing()).train()
+    phases = ("before", "train", "after")
+    assert list(dict.fromkeys(heard)) == [(what, phase) for phase in phases for what in ("begin", "log")]
+
+
 def test_a_job_that_fails_is_closed_and_goes_on_where_it_stood(tmp_path: Path) -> None:
     class Failing(LetterJob):
         def update(self, step: int, learning_rate: float) -> dict[str, Any]:

@@ -328,7 +328,6 @@ class PackedUpdates:
         if trouble:
             self._stop_on(trouble)
             log.warning("Update after policy version %d was left out: %s.", self.policy_version, trouble)
-            self._weights.zero_grad()
             return {"grad_norm": norm if math.isfinite(norm) else 0.0, "skipped_updates": 1.0}
         if norm > 0.0:  # where everything ties, nothing is said of how large a gradient may be
             self._running_norm.add(norm, config.max_norm_factor)
