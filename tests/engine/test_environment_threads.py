@@ -167,6 +167,17 @@ async def test_quick_calls_share_a_thread_at_once_and_one_after_the_other(
     pool.close()
 
 
+async def test_results_of_more_calls_than_are_settled_at_once_all_arrive() -> None:
+    number = 2 * environment_pool.MOST_A_SLICE + 3
+    pool, ends = EnvironmentPool(1), threading.Event()
+    calls = [pool.call(int, each, timeout_s=20) for each in range(number)]
+    last = pool.call(ends.set, timeout_s=20)
+    assert ends.wait(20)  # meanwhile the loop settles nothing
+    async with asyncio.timeout(20):
+        assert await asyncio.gather(*calls, last) == [*range(number), None]
+    pool.close()
+
+
 async def test_environments_that_may_not_run_side_by_side_get_one_thread(
     release: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
