@@ -61,6 +61,15 @@ async def test_tasks_of_a_generator_are_all_played(agent_class: Agent, env_class
     assert [each.task["task_id"] for each in trajectories] == ["t0", "t1", "t2"]
 
 
+async def test_environments_are_numbered_by_their_place_among_those_that_play_at_once(
+    agent_class: Agent, env_class: Env, world: Any
+) -> None:
+    client = ScriptedClient(_always)
+    engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=client, n_parallel_agents=3)
+    await _all(engine, _tasks(3), group_size=2)
+    assert {env.idx for env in world.made} == {0, 1, 2}
+
+
 async def test_each_task_is_attempted_group_size_times(agent_class: Agent, env_class: Env) -> None:
     engine = AgentExecutionEngine(agent_class, env_class, rollout_engine=ScriptedClient(_always))
     episodes = await _all(engine, _tasks(3), group_size=4)

@@ -20,6 +20,7 @@ from rllm.engine.supervision import ProgressWatchdog
 from rllm.errors import ConfigError, CountError, InferenceError, RllmError
 from rllm.inference.scripted import ScriptedClient
 from rllm.types.episode import Episode, Outcome, TerminationReason, Trajectory
+from rllm.types.messages import ModelOutput, SamplingParams
 from rllm.types.task import EpisodeId
 from rllm.workflows.workflow import Workflow
 
@@ -201,6 +202,23 @@ def test_a_client_is_taken_as_it_is_where_it_is_asked_by_ids_or_by_messages() ->
     for client in (by_messages, by_ids, ScriptedClient([])):
         assert _client(client) is client
     assert isinstance(_client(published), PublishedClient)
+
+
+async def test_an_engine_of_published_style_is_given_what_was_set_and_nothing_else() -> None:
+    given: list[dict[str, Any]] = []
+
+    class Published:
+        async def get_model_response(self, messages: list[Any], **settings: Any) -> ModelOutput:
+            given.append(settings)
+            return ModelOutput(text="go")
+
+    client = PublishedClient(Published())
+    always = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 7, "seed": 0}
+    for more in ({}, {"top_k": 5}, {"stop": ["."]}):
+        await client.get_model_response([], SamplingParams(max_tokens=7, **more))
+        assert given.pop() == always | more
+    await client.get_model_response([], SamplingParams(max_tokens=7), tools=[{"type": "function"}])
+    assert given == [always | {"tools": [{"type": "function"}]}]
 
 
 async def test_what_failed_or_was_cut_off_is_not_right_whatever_a_workflow_says() -> None:
