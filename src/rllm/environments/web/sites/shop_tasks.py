@@ -16,10 +16,10 @@ from rllm.environments.web.sites.shop import (
     OPINIONS,
     PEOPLE,
     STATUSES,
-    STREETS,
     USER,
     Review,
     Shop,
+    draw_address,
     draw_shop,
 )
 from rllm.environments.web.sites.shop_site import HOST, ShopSite
@@ -110,7 +110,8 @@ def _add_to_basket(shop: Shop, rng: random.Random) -> SiteTask:
 
 
 def _change_address(shop: Shop, rng: random.Random) -> SiteTask:
-    address = rng.choice([each for each in STREETS if each != shop.address])
+    while (address := draw_address(rng)) == shop.address:
+        pass
     expected = copy.deepcopy(shop)
     expected.address = address
     save: tuple[Step, ...] = (("fill", "Address", address), ("click", "button", "Save address"))
