@@ -65,6 +65,18 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 30.0) -> bool:
     return condition()
 
 
+async def test_features_that_playwright_turns_off_stay_off(play: Play) -> None:
+    await play("<p>one").reset()
+    switch = "--disable-features="
+    lists = [
+        each.removeprefix(switch).split(",")
+        for each in psutil.Process(await browser_pid()).cmdline()
+        if each.startswith(switch)
+    ]
+    playwright_s, ours = lists  # of two lists Chromium takes the last
+    assert {*playwright_s} < {*ours}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_browser_that_dies_or_hangs_costs_its_episodes_and_is_replaced(
