@@ -44,7 +44,7 @@ EXPECTED = [
     ids=["text", "messages", "under messages", "whole conversations"],
 )
 def test_a_pair_may_be_written_in_several_ways(row: dict[str, Any]) -> None:
-    (comparison,) = comparisons_of([row], paired=True)
+    (comparison,) = comparisons_of([row], is_paired=True)
     assert [(sign, said(chat)) for sign, chat in comparison.answers] == EXPECTED
 
 
@@ -52,7 +52,7 @@ def test_answers_in_the_prompt_are_read_and_those_that_are_compared_are_learned(
     again = {"role": "user", "content": "sure?"}
     yes = {"role": "assistant", "content": "yes"}
     row = {"prompt": [USER, BAD, again], "chosen": [GOOD, again, yes], "rejected": [BAD]}
-    (comparison,) = comparisons_of([row], paired=True)
+    (comparison,) = comparisons_of([row], is_paired=True)
     (_, chosen), (_, rejected) = comparison.answers
     assert [learned for *_, learned in said(chosen)] == [0, 0, 0, 1, 0, 1]
     assert [learned for *_, learned in said(rejected)] == [0, 0, 0, 1]
@@ -67,14 +67,14 @@ def test_tools_are_those_of_both_answers() -> None:
         "chosen": [{"role": "assistant", "content": "", "tool_calls": [call]}],
         "rejected": "5",
     }
-    (comparison,) = comparisons_of([row], paired=True)
+    (comparison,) = comparisons_of([row], is_paired=True)
     assert [chat.tools for _, chat in comparison.answers] == [[tool], [tool]]
 
 
 @pytest.mark.parametrize(("label", "sign"), [(True, 1), (False, -1)])
 def test_an_answer_with_a_label_stands_alone(label: bool, sign: int) -> None:
     row = {"prompt": "2 + 2?", "completion": "4", "label": label}
-    (comparison,) = comparisons_of([row], paired=False)
+    (comparison,) = comparisons_of([row], is_paired=False)
     assert [(sign, said(chat)) for sign, chat in comparison.answers] == [(sign, EXPECTED[0][1])]
 
 
@@ -98,7 +98,7 @@ def test_a_row_that_is_no_preference_is_refused_by_its_number(subtests: pytest.S
             subtests.test(row=row, paired=paired, message=message),
             pytest.raises(ConfigError, match=f"row 0: .*{message}"),
         ):
-            comparisons_of([row], paired=paired)
+            comparisons_of([row], is_paired=paired)
 
 
 def test_a_file_is_refused_by_its_lines_all_at_once(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_file_is_refused_by_its_lines_all_at_once(tmp_path: Path) -> None:
         "\n".join(json.dumps(row) for row in [good, {**good, "chosen": "c"}, good, {"prompt": 1}])
     )
     with pytest.raises(ConfigError, match=r"(?s)pairs.jsonl:2: .*same.*pairs.jsonl:4: .*`chosen`"):
-        read_comparisons(file, paired=True)
+        read_comparisons(file, is_paired=True)
 
 
 # ---- a stored run ------------------------------------------------------------------------------------------
@@ -253,6 +253,6 @@ def test_a_key_that_cannot_be_honoured_is_refused(subtests: pytest.Subtests) -> 
 def test_half_a_character_and_a_missing_answer_in_a_row_from_python_are_refused_by_their_rows() -> None:
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     with pytest.raises(ConfigError, match=r"row 0: chosen: it has \\udc00"):
-        comparisons_of([{**pair, "chosen": "\udc00"}], paired=True)
+        comparisons_of([{**pair, "chosen": "\udc00"}], is_paired=True)
     with pytest.raises(ConfigError, match="row 1: its `rejected` is None"):
-        comparisons_of([pair, {**pair, "rejected": None}], paired=True)
+        comparisons_of([pair, {**pair, "rejected": None}], is_paired=True)

@@ -83,7 +83,7 @@ async def test_ten_tasks_are_solved_and_all_tokens_add_up(
     trajectories = [trajectory for each in episodes for trajectory in each.trajectories]
     advantages = {each.uid: np.ones(len(each.steps)) for each in trajectories}
     cut_off = trajectories[0]
-    batch = training_batch(episodes, advantages, masked={cut_off.uid: "truncated"})
+    batch = training_batch(episodes, advantages, exclusion_reasons={cut_off.uid: "truncated"})
     counts = batch.token_counts
     num_given = sum(len(client.tokenizer.encode(each)) + 1 for each in answers)
     assert counts["sampled"] == num_given, "one more of each answer ends it"

@@ -37,7 +37,7 @@ PARTICIPLES = {
     "integrations": 60,
     "rewards": 71,
     "sandbox": 51,
-    "trainer": 66,
+    "trainer": 9,
     "worker": 19,
 }
 """At most so many bare participles are bound in a room; 20 in every other one."""

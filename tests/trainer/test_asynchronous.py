@@ -118,7 +118,7 @@ def test_a_learner_that_stands_still_is_waited_for_while_worlds_go_on_and_no_ste
     begun: list[int] = []
     turns: list[str] = []
     meanwhile: list[tuple[list[int], int]] = []
-    sample, learn = StepsAhead._timed, learning.update
+    sample, learn = StepsAhead._sample_with_times, learning.update
 
     class Counted(letters.LetterEnv):
         def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
@@ -142,7 +142,7 @@ def test_a_learner_that_stands_still_is_waited_for_while_worlds_go_on_and_no_ste
             meanwhile.append((sorted(begun), num_now - num_before))
         return learn(*values)
 
-    monkeypatch.setattr(StepsAhead, "_timed", noted_sample)
+    monkeypatch.setattr(StepsAhead, "_sample_with_times", noted_sample)
     monkeypatch.setattr(learning, "update", stand_still)
     changes = {"steps": 8, **_async(max_staleness)}
     letters.make_trainer(tmp_path / "run", changes, env_class=Counted).train()

@@ -89,7 +89,7 @@ def test_an_update_of_the_critic_has_the_gradient_of_rows_computed_alone(
     learner = critic(micro_batch_tokens=30)
     learner.update(with_returns, ValueLoss(clip=0.0), 0.0)
     found = {
-        name: each.grad.clone() for name, each in learner._weights.named.items() if each.grad is not None
+        name: each.grad.clone() for name, each in learner._weights.by_name.items() if each.grad is not None
     }
     learner.model.zero_grad()
     learner.value_head.zero_grad()
@@ -101,7 +101,7 @@ def test_an_update_of_the_critic_has_the_gradient_of_rows_computed_alone(
     total.backward()
     assert "value_head.weight" in found
     assert (
-        max(float((each - learner._weights.named[name].grad).abs().max()) for name, each in found.items())
+        max(float((each - learner._weights.by_name[name].grad).abs().max()) for name, each in found.items())
         <= 1e-10
     )
 
@@ -133,7 +133,7 @@ def test_one_trunk_learns_from_policy_and_value_terms_at_once(
         learner = backend(decoder().double(), value_head=True, max_grad_norm=1e12)
         torch.nn.init.constant_(learner.value_head.weight, 0.3)
         learner.update(with_returns, loss, 0.0)
-        return {name: each.grad for name, each in learner._weights.named.items() if each.grad is not None}
+        return {name: each.grad for name, each in learner._weights.by_name.items() if each.grad is not None}
 
     policy, value = PolicyLoss(), ValueLoss(clip=0.2)
     both = gradient(ActorCriticLoss(policy=policy, value=value, coef=0.5))

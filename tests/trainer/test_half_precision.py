@@ -19,7 +19,7 @@ def _half(decoder: Make, **changes: Any) -> Any:
 
 
 def _gradients(learner: Any) -> dict[str, Tensor]:
-    return {name: each.grad for name, each in learner._weights.named.items()}
+    return {name: each.grad for name, each in learner._weights.by_name.items()}
 
 
 def test_gradients_are_those_of_float32_up_to_the_precision_of_the_weights(
@@ -56,7 +56,7 @@ def test_steps_too_small_for_bfloat16_add_up_in_the_masters(
     before = {name: each.detach().clone() for name, each in learner.model.named_parameters()}
     for _ in range(3):
         learner.update(batch, ImitationLoss(), 1e-4)
-    masters = learner._weights.named
+    masters = learner._weights.by_name
     moved = [(masters[name] - before[name].float()).abs().max() for name in before]
     assert min(moved) > 1e-5
     for name, each in learner.model.named_parameters():
@@ -76,18 +76,18 @@ def test_a_learner_in_bfloat16_goes_on_bit_for_bit_from_its_masters(
     second.load(tmp_path)
     for _ in range(2):
         assert first.update(batch, PolicyLoss(), 1e-3) == second.update(batch, PolicyLoss(), 1e-3)
-    for mine, theirs in zip(first._weights.named.values(), second._weights.named.values(), strict=True):
+    for mine, theirs in zip(first._weights.by_name.values(), second._weights.by_name.values(), strict=True):
         assert torch.equal(mine, theirs)
 
 
 def test_a_new_phase_keeps_the_masters(decoder: Make, backend: Make, batch: list[TrainingSample]) -> None:
     learner = backend(_half(decoder))
     learner.update(batch, ImitationLoss(), 1e-4)
-    before = {name: each.detach().clone() for name, each in learner._weights.named.items()}
+    before = {name: each.detach().clone() for name, each in learner._weights.by_name.items()}
     learner.reset_optimizer()
-    assert all(torch.equal(each, learner._weights.named[name]) for name, each in before.items())
+    assert all(torch.equal(each, learner._weights.by_name[name]) for name, each in before.items())
     learner.update(batch, ImitationLoss(), 1e-3)
-    assert any(not torch.equal(each, learner._weights.named[name]) for name, each in before.items())
+    assert any(not torch.equal(each, learner._weights.by_name[name]) for name, each in before.items())
 
 
 def test_log_probabilities_are_float32(decoder: Make, backend: Make, batch: list[TrainingSample]) -> None:

@@ -148,7 +148,7 @@ def learner(letters: ModuleType, tiny_directory: Path, tmp_path: Path) -> Callab
 
 
 def _parameters(learner: Learner, *, of_critic: bool = False) -> Parameters:
-    model: Any = learner.critics["policy"] if of_critic else learner.policies["policy"].loaded
+    model: Any = learner.critics["policy"] if of_critic else learner.policies["policy"].loaded_model
     return [each.detach().clone() for each in model.model.parameters()]
 
 
@@ -284,7 +284,7 @@ def test_a_divergence_in_the_loss_pulls_on_rows_that_no_advantage_pulls_on(
     free, held = learner(), learner(algorithm={"kl_coef": 0.5})
     for each in (free, held):  # at the reference itself nothing pulls
         with torch.no_grad():
-            for parameter in each.policies["policy"].loaded.model.parameters():
+            for parameter in each.policies["policy"].loaded_model.model.parameters():
                 parameter.mul_(1.25)
     before = _parameters(free)
     learn(free, tied, 0)

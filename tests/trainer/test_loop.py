@@ -50,7 +50,7 @@ def learned(letters: ModuleType, tiny_directory: Path, tmp_path: Path) -> Make:
         learner = trainer.make_learner({"policy": load_model(tiny_directory)})
         _, metrics = learn(learner, episodes, 0)
         (policy,) = learner.policies.values()
-        return metrics, [each.detach() for each in policy.loaded.model.parameters()]
+        return metrics, [each.detach() for each in policy.loaded_model.model.parameters()]
 
     return learn_from
 

@@ -155,7 +155,7 @@ def test_every_part_is_what_a_real_update_takes(case: str, tmp_path: Path) -> No
     backend: Any = trained_backend
     loss, rows = policy_loss(config.algorithm, context_of(config, 0)), rows_of(config)
     backend.update(rows, loss, 1e-4)
-    trained = backend._weights.named.values()
+    trained = backend._weights.by_name.values()
     parameters = {id(each) for each in backend.model.parameters()}
     masters = [each for each in trained if id(each) not in parameters]
     assert plan.parts.weights == pytest.approx(
@@ -194,11 +194,11 @@ def test_the_fullest_pass_is_the_one_that_rows_are_packed_into() -> None:
 
 
 def test_what_rows_behind_a_prompt_share_is_counted_once() -> None:
-    shared = MicroBatch(num_prefixes=2, prefix=10, num_rows=5, suffix=5, trained=4)
+    shared = MicroBatch(num_prefixes=2, prefix=10, num_rows=5, suffix=5, trained_tokens=4)
     assert (shared.num_tokens, shared.num_trained) == (2 * 10 + 5 * 5, 5 * 4)
     assert shared.num_states == 5 * 4 - 3, "three rows share the state that predicts their first token"
     assert shared.num_keys == 3 * 15, "and have a copy of the prompt's keys"
-    alone = MicroBatch(num_prefixes=0, prefix=0, num_rows=5, suffix=15, trained=4)
+    alone = MicroBatch(num_prefixes=0, prefix=0, num_rows=5, suffix=15, trained_tokens=4)
     assert (alone.num_tokens, alone.num_states, alone.num_keys) == (75, 20, 0)
 
 

@@ -14,7 +14,7 @@ from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.backends import torch_muon
-from rllm.trainer.backends.torch_muon import Muon, faster_dtype, orthogonalized
+from rllm.trainer.backends.torch_muon import Muon, faster_dtype, orthogonal_factor
 from rllm.trainer.replay import replay
 
 MUON: dict[str, Any] = {"optimizer": {"name": "muon"}}
@@ -49,8 +49,8 @@ def test_in_bfloat16_it_is_the_one_of_torch_bit_for_bit() -> None:
 
 def test_either_precision_sets_singular_values_to_about_one() -> None:
     for matrix in _matrices():
-        whole = orthogonalized(matrix, torch.float32)
-        rounded = orthogonalized(matrix, torch.bfloat16).float()
+        whole = orthogonal_factor(matrix, torch.float32)
+        rounded = orthogonal_factor(matrix, torch.bfloat16).float()
         for each in (whole, rounded):
             assert 0.5 < torch.linalg.svdvals(each).median() < 1.3
         assert torch.linalg.vector_norm(whole - rounded) < 0.05 * torch.linalg.vector_norm(whole)
@@ -74,7 +74,7 @@ def test_a_data_type_that_is_far_slower_is_tried_once(
         dtypes.append(dtype)
         clock[0] += bfloat16_s if dtype is torch.bfloat16 else 1.0
 
-    monkeypatch.setattr(torch_muon, "orthogonalized", orthogonalized)
+    monkeypatch.setattr(torch_muon, "orthogonal_factor", orthogonalized)
     monkeypatch.setattr(torch_muon, "time", SimpleNamespace(process_time=lambda: clock[0]))
     assert faster_dtype.__wrapped__("cpu") == "float32"
     assert dtypes == [torch.float32, torch.bfloat16] * num_trials

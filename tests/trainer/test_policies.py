@@ -164,7 +164,7 @@ def learned(letters: ModuleType, tmp_path: Path) -> Make:
         learner = trainer.make_learner(load_initial_models(trainer.config, tmp_path))
         _, metrics = learn(learner, episodes, 0)
         return metrics, {
-            name: [each.detach() for each in policy.loaded.model.parameters()]
+            name: [each.detach() for each in policy.loaded_model.model.parameters()]
             for name, policy in learner.policies.items()
         }
 

@@ -90,19 +90,19 @@ def test_beside_an_adapter_it_costs_no_memory_and_otherwise_one_copy(
     policies: Callable[..., Policies], tmp_path: Path
 ) -> None:
     policy = policies({})["policy"]
-    alone = _num_bytes([policy.loaded.model])
-    assert _num_bytes([policy.loaded.model, reference_of(policy).model]) == 2 * alone
+    alone = _num_bytes([policy.loaded_model.model])
+    assert _num_bytes([policy.loaded_model.model, reference_of(policy).model]) == 2 * alone
     assert not any(each.requires_grad for each in reference_of(policy).model.parameters())
     policy = policies(ADAPTER)["policy"]
-    both = _num_bytes([policy.loaded.model, reference_of(policy).model])
-    adapter = [each for each in policy.loaded.model.parameters() if each.requires_grad]
+    both = _num_bytes([policy.loaded_model.model, reference_of(policy).model])
+    adapter = [each for each in policy.loaded_model.model.parameters() if each.requires_grad]
     assert both == alone + sum(4 * each.numel() for each in adapter)
     assert sum(each.numel() for each in adapter) < alone / 4 / 5
 
 
 def test_of_a_frozen_policy_it_is_the_policy(policies: Callable[..., Policies]) -> None:
     judge = policies({"policies": {"judge": {"trainable": False}}}, "make_pair_trainer")["judge"]
-    assert reference_of(judge).model is judge.loaded.model
+    assert reference_of(judge).model is judge.loaded_model.model
 
 
 # ---- after a warm start ------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_after_a_warm_start_an_adapter_costs_a_second_adapter_and_nothing_else(
     learner: Callable[..., Learner],
 ) -> None:
     held = learner({**HELD, **ADAPTER})
-    policy = held.policies["policy"].loaded.model
+    policy = held.policies["policy"].loaded_model.model
     both = _num_bytes([policy, held.references["policy"].model])
     adapter = sum(4 * each.numel() for each in policy.parameters() if each.requires_grad)
     assert both == _num_bytes([policy]) + adapter

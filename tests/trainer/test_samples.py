@@ -145,7 +145,7 @@ def test_forced_tokens_of_an_attempt_that_is_dropped_are_dropped_with_it() -> No
     episodes = [_episode([([1], [2, 3])], 1.0, attempt) for attempt in range(2)]
     episodes[0].trajectories[0].steps[0].policy_versions = [3, NOT_SAMPLED]
     masked = {"t/0": "tied", "t/1": "tied"}
-    counts = training_batch(episodes, _advantages(episodes), masked=masked).token_counts
+    counts = training_batch(episodes, _advantages(episodes), exclusion_reasons=masked).token_counts
     assert (counts["sampled"], counts["masked.forced"], counts["dropped.tied"]) == (4, 0, 4)
 
 
@@ -308,7 +308,7 @@ def test_tokens_of_roles_that_nobody_learns_from_and_of_masked_ones_are_counted_
     episodes[2].trajectories[0].name = "judge"
     advantages = {f"t/{attempt}": np.array([value]) for attempt, value in enumerate((-1.0, 1.0, 1.0))}
     batch = training_batch(
-        episodes, advantages, masked={"t/1": "truncated"}, is_trained=lambda role: role != "judge"
+        episodes, advantages, exclusion_reasons={"t/1": "truncated"}, is_trained=lambda role: role != "judge"
     )
     assert [sample.order_key[1] for sample in batch.samples] == [0]
     assert batch.token_counts == {

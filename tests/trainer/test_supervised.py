@@ -177,7 +177,7 @@ class LetterJob(SupervisedJob):
         scores = np.concatenate(self.backend.score(self.rows))
         return {"loss": float(-scores.sum() / np.count_nonzero(scores))}
 
-    def published(self, policy_version: int) -> None:
+    def on_publish(self, policy_version: int) -> None:
         self.heard.append(policy_version)
 
     def identity(self) -> dict[str, Any]:

@@ -504,7 +504,7 @@ class AgentTrainer:
 
         teacher = self.teacher or teacher_of(self.config, models)
         ranks = self.ranks
-        policies = make_policies(self.config, models, publish, teacher and teacher.loaded, ranks)
+        policies = make_policies(self.config, models, publish, teacher and teacher.loaded_model, ranks)
         critics = make_critics(self.config, policies, ranks)
         require_8_bits(self.config.optimizer, [*policies.backends().values(), *critics.values()])
         return Learner(

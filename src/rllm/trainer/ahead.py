@@ -47,7 +47,7 @@ class StepsAhead:
         # Not earlier: the weights of the step before are published now, so the age of these rows is bounded.
         for each in range(step, min(step + self._steps_ahead + 1, self._num_steps)):
             if each not in self._tasks:
-                self._tasks[each] = asyncio.create_task(self._timed(each))
+                self._tasks[each] = asyncio.create_task(self._sample_with_times(each))
         asked_at = time.perf_counter()
         rollouts, began_at, ended_at = await self._tasks.pop(step)
         now = time.perf_counter()
@@ -68,7 +68,7 @@ class StepsAhead:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _timed(self, step: int) -> tuple[Rollouts, float, float]:
+    async def _sample_with_times(self, step: int) -> tuple[Rollouts, float, float]:
         began_at = time.perf_counter()
         return await self._sample(step), began_at, time.perf_counter()
 
@@ -93,7 +93,7 @@ class PublishedVersions:
         for trajectory in episode.trajectories:
             if not self._policies.is_trained(trajectory.name):
                 continue
-            published = self._versions[self._config.policy_of(trajectory.name)]
+            policy_versions = self._versions[self._config.policy_of(trajectory.name)]
             sampled_versions = [
                 version
                 for step in trajectory.steps
@@ -102,7 +102,7 @@ class PublishedVersions:
             ]
             if sampled_versions:
                 # Versions ascend: what stands behind that of the oldest token was published after it.
-                ages.append(len(published) - bisect_right(published, min(sampled_versions)))
+                ages.append(len(policy_versions) - bisect_right(policy_versions, min(sampled_versions)))
         return ages
 
     def require_fresh(self, episodes: Sequence[Episode], limit: int) -> dict[str, Any]:

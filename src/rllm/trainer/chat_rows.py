@@ -48,16 +48,16 @@ class Problems:
     """Collects what is wrong with rows, so that one start tells all of it."""
 
     def __init__(self) -> None:
-        self._found: list[str] = []
+        self._problems: list[str] = []
 
     def note(self, where: str, what: object) -> None:
-        self._found.append(f"{where}: {what}")
+        self._problems.append(f"{where}: {what}")
 
     def raise_any(self) -> None:
         """Raises ConfigError with the first problems and the number of all."""
-        if self._found:
-            more = len(self._found) - SHOWN
-            first_lines = "\n  ".join(self._found[:SHOWN])
+        if self._problems:
+            more = len(self._problems) - SHOWN
+            first_lines = "\n  ".join(self._problems[:SHOWN])
             raise ConfigError(f"{first_lines}\n  … and {more} rows more." if more > 0 else first_lines)
 
 

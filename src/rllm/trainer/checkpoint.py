@@ -115,7 +115,7 @@ class Checkpoints:
         # Collectives of the thread must not meet those of the loop, which go on meanwhile.
         self._ranks = writers.for_another_thread() if config.background else writers
         self._thread = ThreadPoolExecutor(1, "rllm-checkpoint") if config.background else None
-        self._unfinished: Future[Path] | None = None
+        self._checkpoint_write: Future[Path] | None = None
 
     def save(self, state: RunState, backends: Backends) -> None:
         """Save one, or begin to. Raises what became of the one before, where a thread could not write it."""
@@ -129,7 +129,7 @@ class Checkpoints:
         if self._thread is None:
             save_checkpoint(self._root, state, sources, self._keep, self._ranks)
             return
-        self._unfinished = self._thread.submit(
+        self._checkpoint_write = self._thread.submit(
             # The loop changes its state while the thread writes it.
             save_checkpoint,
             self._root,
@@ -155,9 +155,9 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Return once the last one is on disk; raises what its thread raised."""
-        unfinished, self._unfinished = self._unfinished, None
-        if unfinished is not None:
-            unfinished.result()
+        checkpoint_write, self._checkpoint_write = self._checkpoint_write, None
+        if checkpoint_write is not None:
+            checkpoint_write.result()
 
 
 def save_checkpoint(

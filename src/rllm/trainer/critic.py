@@ -36,7 +36,7 @@ def make_critics(
     for name, _ in policies.trainable():
         if not config.needs_critic(name):
             continue
-        model = policies[name].loaded
+        model = policies[name].loaded_model
         if kind is not None:
             critics[name] = kind.critic(config, model)
         else:

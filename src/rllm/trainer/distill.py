@@ -171,8 +171,8 @@ class AgentDistillTrainer(AgentTrainer):
         """The engine that plays the teacher's episodes; it lives as long as one batch of them."""
         from rllm.trainer.policies import make_client
 
-        if teacher.loaded is not None:
-            client: LocalClient | Any = make_client(self.config, teacher.loaded)
+        if teacher.loaded_model is not None:
+            client: LocalClient | Any = make_client(self.config, teacher.loaded_model)
         else:
             from rllm.trainer.teacher_server import sampling_client
 

@@ -92,10 +92,10 @@ class AgentDPOTrainer(SupervisedTrainer[DpoConfig]):
 
     def _dataset(self, policy: "PolicyModel") -> ExampleSets:
         data = self.config.data
-        limit = row_limit(data.max_length, policy.loaded.max_positions)
+        limit = row_limit(data.max_length, policy.loaded_model.max_positions)
         counts: dict[str, int] = {}
         if data.run:
-            examples, counts = _examples_of_run(data, policy, paired=self._is_paired)
+            examples, counts = _examples_of_run(data, policy, is_paired=self._is_paired)
         else:
             assert self._train is not None, "the constructor checked it"
             examples = self._examples_of(self._train, policy)
@@ -103,14 +103,14 @@ class AgentDPOTrainer(SupervisedTrainer[DpoConfig]):
         if self._val is not None:
             heldout, more = _fitting(self._examples_of(self._val, policy), limit, data)
             return ExampleSets(
-                train=train, heldout=heldout, is_heldout=True, dropped=num_dropped + more, counts=counts
+                train=train, heldout=heldout, is_heldout=True, num_dropped=num_dropped + more, counts=counts
             )
         train, heldout = split_heldout(train, data.heldout_fraction, self.config.seed)
         return ExampleSets(
             train=train,
             heldout=heldout or train,
             is_heldout=bool(heldout),
-            dropped=num_dropped,
+            num_dropped=num_dropped,
             counts=counts,
         )
 
@@ -118,14 +118,14 @@ class AgentDPOTrainer(SupervisedTrainer[DpoConfig]):
         """Raises ConfigError naming the rows that cannot be learned from."""
         encoder = ChatEncoder(
             policy.renderer,
-            policy.loaded.end_token_ids,
+            policy.loaded_model.end_token_ids,
             policy.end_token_id,
-            policy.loaded.tokenizer.begin_token_id,
+            policy.loaded_model.tokenizer.begin_token_id,
         )
         comparisons = (
-            read_comparisons(Path(source), paired=self._is_paired)
+            read_comparisons(Path(source), is_paired=self._is_paired)
             if isinstance(source, str | Path)
-            else comparisons_of(source, paired=self._is_paired)
+            else comparisons_of(source, is_paired=self._is_paired)
         )
         hosts = self.config.data.allowed_media_domains
         fetcher = fetcher_for(hosts, policy.renderer, self.image_album)
@@ -159,7 +159,7 @@ def _example_of_row(comparison: PreferenceRow, encoder: ChatEncoder) -> Example:
 
 
 def _examples_of_run(
-    data: PreferenceDataConfig, policy: "PolicyModel", *, paired: bool
+    data: PreferenceDataConfig, policy: "PolicyModel", *, is_paired: bool
 ) -> tuple[list[Example], dict[str, int]]:
     from rllm.models.tokenizer import HuggingFaceTokenizer
 
@@ -167,7 +167,7 @@ def _examples_of_run(
     model_directories = tokenizer_directories(data)
     with EpisodeStore.open(run.store_path, read_only=True) as store:
         attempts, counts = plays_of(store.episodes(TRAIN_PHASE), task_key, data)
-    if paired:
+    if is_paired:
         comparisons = [((1, better), (-1, worse)) for better, worse in pairs_of(attempts, data, counts)]
     else:
         attempts_taken = at_most(attempts, data.max_per_task, counts)

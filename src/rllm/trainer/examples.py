@@ -38,7 +38,7 @@ class ExampleSets:
     heldout: list[Example]
     is_heldout: bool
     """False: the reports are about examples that are trained on."""
-    dropped: int = 0
+    num_dropped: int = 0
     """Examples with a row that is longer than `data.max_length`."""
     counts: dict[str, int] = field(default_factory=dict[str, int])
     """The numbers of everything that was read to make them, by what became of it."""

@@ -56,9 +56,11 @@ def expert_player(config: TrainConfig, demonstrate: Demonstrate, player: Player)
             task_id_of(task, position): _answers(config, demonstrate, task, position)
             for position, task in enumerate(tasks)
         }
-        played = [task for position, task in enumerate(tasks) if answers[task_id_of(task, position)]]
+        tasks_with_answers = [
+            task for position, task in enumerate(tasks) if answers[task_id_of(task, position)]
+        ]
         client = ExpertClient(answers, config.rollout.max_turns)
-        report, _ = await evaluate(player.engine(config, client), played, None, "expert")
+        report, _ = await evaluate(player.engine(config, client), tasks_with_answers, None, "expert")
         return report
 
     return play

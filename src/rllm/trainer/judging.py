@@ -45,7 +45,7 @@ class Judged:
     """Uid -> reward of trajectories that are paid otherwise than they say."""
     left_out: dict[str, str]
     """Uid -> why it is left out."""
-    rejected: list[GroupKey] = field(default_factory=list[GroupKey])
+    groups_without_signal: list[GroupKey] = field(default_factory=list[GroupKey])
     """Groups without signal, where they are filtered."""
     without_baseline: list[GroupKey] = field(default_factory=list[GroupKey])
     baselines: dict[GroupKey, float] = field(default_factory=dict[GroupKey, float])
@@ -77,8 +77,8 @@ def judge(
     if config.filters.first_attempts:
         _note_first_attempts(config, result, _solutions(episodes, rewards, cut_off))
     if config.filters.rejects:
-        result.rejected = rejected_groups(groups, rewards, config.filters.min_reward_std)
-        result.leave_out(result.rejected, NO_SIGNAL)
+        result.groups_without_signal = rejected_groups(groups, rewards, config.filters.min_reward_std)
+        result.leave_out(result.groups_without_signal, NO_SIGNAL)
     if greedy is not None:
         result.baselines = _baselines(config, greedy)
         result.without_baseline = [

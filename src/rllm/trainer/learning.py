@@ -87,7 +87,7 @@ class Learner:
         self.policies.publish()
         self.policies.begin_phase()
         for name, critic in self.critics.items():
-            critic.begin_with(self.policies[name].loaded.model)
+            critic.begin_with(self.policies[name].loaded_model.model)
         for name, reference in self.references.items():
             begin_with(reference, self.policies[name])
 
@@ -187,7 +187,7 @@ def rows(
         episodes,
         turn_advantages,
         rewards=judgement.rewards,
-        masked=judgement.left_out,
+        exclusion_reasons=judgement.left_out,
         is_trained=learner.policies.is_trained,
     )
     if greedy:
@@ -281,7 +281,7 @@ def pay_for_divergence(learner: Learner, episodes: Sequence[Episode], judgement:
         episodes,
         {each.uid: np.zeros(len(each.steps)) for each in trajectories.values()},
         rewards=judgement.rewards,
-        masked=judgement.left_out,
+        exclusion_reasons=judgement.left_out,
         is_trained=policies.is_trained,
     )
     kl_rewards = Heard()
@@ -329,7 +329,7 @@ class Ready:
     """The batch that one policy learns from in a step."""
 
     samples: list[TrainingSample]
-    valued: list[TrainingSample] = field(default_factory=list[TrainingSample])
+    critic_samples: list[TrainingSample] = field(default_factory=list[TrainingSample])
     """The samples that its critic learns from: those whose advantages it made."""
     facts: dict[str, float]
 
@@ -375,7 +375,9 @@ def prepare(
     else:
         mine = critic_targets
     return Ready(
-        samples=sorted([*mine, *others], key=lambda each: each.order_key), valued=critic_targets, facts=facts
+        samples=sorted([*mine, *others], key=lambda each: each.order_key),
+        critic_samples=critic_targets,
+        facts=facts,
     )
 
 
@@ -387,7 +389,7 @@ def update(
     config, critic = learner.config, learner.critics.get(name)
     rate = learning_rate(config, step, learner.policies[name].learning_rate)
     value_loss = ValueLoss(clip=config.critic.clip, aggregation=loss.aggregation)
-    on_one_trunk = critic is None and ready.valued
+    on_one_trunk = critic is None and ready.critic_samples
     both = ActorCriticLoss(policy=loss, value=value_loss, coef=config.critic.coef) if on_one_trunk else loss
     of_policy: list[dict[str, float]] = []
     of_critic: list[dict[str, float]] = []
@@ -398,7 +400,7 @@ def update(
             )
             of_policy.append(backend.update(covariance_rows, both, rate))
         task_ids = {each.group_key[0] for each in share}
-        critic_targets = [each for each in ready.valued if each.group_key[0] in task_ids]
+        critic_targets = [each for each in ready.critic_samples if each.group_key[0] in task_ids]
         if critic is not None and critic_targets:
             of_critic.append(critic.update(critic_targets, value_loss, config.critic.learning_rate or rate))
     metrics = {"learning_rate": rate, **means(of_policy)}

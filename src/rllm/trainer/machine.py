@@ -129,7 +129,7 @@ def machine_of(config: TrainConfig, policies: "Policies", from_step: int) -> Run
     )
     from rllm.trainer.backends.packed import PackedUpdates
 
-    models = [each.loaded for each in policies.values()]
+    models = [each.loaded_model for each in policies.values()]
     if not all(map(is_here, models)):
         return None
     sampler = "the built-in engine" if config.inference.engine == LOCAL else config.inference.engine
@@ -187,7 +187,7 @@ def _label(place: str, *, is_only: bool) -> str:
 
 def largest_bytes(policies: "Policies") -> int:
     """Bytes that a pass of the largest policy reads of its weights."""
-    return max(bytes_of_pass(each.loaded.model) for each in policies.values())
+    return max(bytes_of_pass(each.loaded_model.model) for each in policies.values())
 
 
 def bytes_of_pass(model: Any) -> int:

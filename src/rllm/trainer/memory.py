@@ -49,7 +49,7 @@ class MicroBatch:
     num_rows: int
     suffix: int
     """Tokens of each row behind its prefix."""
-    trained: int
+    trained_tokens: int
     """Trained tokens of each row."""
 
     @property
@@ -60,7 +60,7 @@ class MicroBatch:
     @property
     def num_trained(self) -> int:
         """M: tokens whose log-probability is computed."""
-        return self.num_rows * self.trained
+        return self.num_rows * self.trained_tokens
 
     @property
     def num_states(self) -> int:
@@ -103,7 +103,7 @@ class MicroBatch:
         that have it laid out."""
         behind = self.num_rows - self.num_prefixes if self.prefix else 0
         is_kept = is_last and self.num_states < self.num_tokens
-        own = (self.trained, self.trained - 1) if is_kept else (self._columns, self.suffix)
+        own = (self.trained_tokens, self.trained_tokens - 1) if is_kept else (self._columns, self.suffix)
         runs = ((self.num_rows - behind, own[0], self._columns), (behind, own[1], self.suffix))
         return [each for each in runs if each[0] and each[1]]
 
@@ -122,13 +122,15 @@ def fullest(batch: MicroBatch, group_size: int, max_tokens: int) -> MicroBatch:
     more = max(0, room - prefix) // max(suffix, laid_out)
     rows = whole * group_size + more
     if rows <= 1:
-        return MicroBatch(num_prefixes=0, prefix=0, num_rows=1, suffix=prefix + suffix, trained=batch.trained)
+        return MicroBatch(
+            num_prefixes=0, prefix=0, num_rows=1, suffix=prefix + suffix, trained_tokens=batch.trained_tokens
+        )
     return MicroBatch(
         num_prefixes=(whole + (more > 0)) if prefix else 0,
         prefix=prefix,
         num_rows=rows,
         suffix=suffix,
-        trained=batch.trained,
+        trained_tokens=batch.trained_tokens,
     )
 
 
@@ -138,7 +140,7 @@ class LayerSizes:
 
     every_token: int
     """Bytes for each of all N tokens: the layer's input and its norm."""
-    projected: int
+    projections: int
     """Bytes for each of all N tokens: queries, keys and values, the first two of them rotated as well."""
     behind_attention: int
     """Bytes for each token that the layer computes to its end: attention's output, the second norm, the
@@ -168,7 +170,7 @@ def layer_sizes(shape: "DecoderShape", *, kept_inputs: frozenset[str], widening:
     out_input = widening * queries * ("out" in kept_inputs and widening > 1)  # else attention's own output
     return LayerSizes(
         every_token=width + widening * ("qkv" in kept_inputs) * width,
-        projected=before_rotation + after_rotation,
+        projections=before_rotation + after_rotation,
         behind_attention=queries + out_input + width + mlp,
         mlp=mlp + width,
         keys=keys,
@@ -268,7 +270,7 @@ class Pass:
         shape, batch, sizes = self.shape, self.batch, self._sizes
         queries = shape.num_heads * shape.head_dim
         working = (
-            2 * shape.hidden_size + sizes.every_token + sizes.projected + queries + shape.hidden_size
+            2 * shape.hidden_size + sizes.every_token + sizes.projections + queries + shape.hidden_size
         ) * batch.num_tokens + max(
             4 * shape.intermediate_size * batch.num_tokens, sizes.keys * batch.num_keys
         )
@@ -286,13 +288,13 @@ class Pass:
         sizes, batch, shape = self._sizes, self.batch, self.shape
         num_finished = batch.num_states if is_last else batch.num_tokens
         queries = shape.num_heads * shape.head_dim
-        concatenated = queries * num_finished if is_last or batch.prefix else 0  # taken out, or put together
+        query_copies = queries * num_finished if is_last or batch.prefix else 0  # taken out, or put together
         elements = (
-            (sizes.every_token + sizes.projected) * batch.num_tokens
+            (sizes.every_token + sizes.projections) * batch.num_tokens
             + sizes.behind_attention * num_finished
             + sizes.keys * batch.num_keys
             + 2 * queries * batch.num_queries(is_last=is_last)
-            + concatenated
+            + query_copies
         )
         lora = self.lora_rank * self.num_targets * batch.num_tokens
         norms = self._norms(batch.num_tokens + num_finished)

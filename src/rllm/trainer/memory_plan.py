@@ -223,15 +223,17 @@ def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int
                 batches.append((memory.most, batch))
                 if shards > 1:
                     begins_without = is_only and not config.distributed.offload  # its gradients, on the GPU
-                    peaks.append((what, _sharded(memory, each, gradients, shards, is_only=begins_without)))
+                    peaks.append(
+                        (what, _most_beyond_shards(memory, each, gradients, shards, is_only=begins_without))
+                    )
                 else:
                     peaks.append((what, _update(memory, each, gradients, is_only=is_only) - gradients))
             if config.algorithm.kl_coef or config.critic.is_on:
                 peaks.append(("scoring", passes[0][0].scoring()))
-        joined = own.gradients if num_ranks // (shards * tensor) > 1 and shards == 1 else 0
+        gradient_sums = own.gradients if num_ranks // (shards * tensor) > 1 and shards == 1 else 0
         if tensor > 1 and adapter.rank:
-            joined = max(joined, FLOAT * _on_all_ranks(shape, adapter))
-        peaks.append(("optimizer step", _step(config.optimizer, shape, adapter, joined)))
+            gradient_sums = max(gradient_sums, FLOAT * _on_all_ranks(shape, adapter))
+        peaks.append(("optimizer step", _step(config.optimizer, shape, adapter, gradient_sums)))
         if adapter.base_dtype == "nf4" and config.model.device == "cpu":
             loads.append(num_parameters(shape) * element)
     if not batches:
@@ -317,13 +319,13 @@ def _rows(config: TrainConfig, num_ranks: int) -> list[tuple[str, MicroBatch, in
         prefix=prefix,
         num_rows=groups * rollout.group_size,
         suffix=length - prefix,
-        trained=num_trained,
+        trained_tokens=num_trained,
     )
     moments = [("update", of_update, rollout.group_size)] if config.steps else []
     if config.warm_start.steps:
         demonstrations = -(-config.warm_start.episodes_per_step // num_ranks)
         demonstration_batch = MicroBatch(
-            num_prefixes=0, prefix=0, num_rows=demonstrations, suffix=length, trained=num_trained
+            num_prefixes=0, prefix=0, num_rows=demonstrations, suffix=length, trained_tokens=num_trained
         )
         moments.append(("warm start", demonstration_batch, 1))
     return moments
@@ -508,7 +510,7 @@ def _offload(parts: Parts, *, own_weights: int) -> tuple[Parts, int]:
     return on_gpu, parts.total - on_gpu.total
 
 
-def _sharded(memory: PassMemory, of: Pass, gradients: int, shards: int, *, is_only: bool) -> int:
+def _most_beyond_shards(memory: PassMemory, of: Pass, gradients: int, shards: int, *, is_only: bool) -> int:
     """The most bytes of a pass beyond this rank's shards, gradients among them, which the only pass of an
     update begins without.
 
@@ -530,11 +532,11 @@ def _sharded(memory: PassMemory, of: Pass, gradients: int, shards: int, *, is_on
     )
 
 
-def _step(optimizer: "OptimizerConfig", shape: DecoderShape, adapter: LoraConfig, joined: int) -> int:
-    """Bytes that a step works with, beyond what stays. `joined`: bytes of the gradients that ranks add up."""
+def _step(optimizer: "OptimizerConfig", shape: DecoderShape, adapter: LoraConfig, gradient_sums: int) -> int:
+    """Bytes that a step works with, beyond what stays. `gradient_sums`: of gradients that ranks add up."""
     queries = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     largest = shape.hidden_size * (adapter.rank or max(2 * shape.intermediate_size, queries))
-    together = min(joined, max(BUCKET_BYTES, FLOAT * vocabulary_parameters(shape)))
+    together = min(gradient_sums, max(BUCKET_BYTES, FLOAT * vocabulary_parameters(shape)))
     return max(together, MUON_COPIES * FLOAT * largest if optimizer.name == "muon" else 0)
 
 
@@ -564,7 +566,7 @@ def _sampling(
     tokens = min(inference.max_prefill_tokens, inference.num_slots * inference.max_context)
     for shape in shapes.values():
         assert shape is not None, "what has no shape has no plan"
-        read = MicroBatch(num_prefixes=0, prefix=0, num_rows=tokens, suffix=1, trained=1)
+        read = MicroBatch(num_prefixes=0, prefix=0, num_rows=tokens, suffix=1, trained_tokens=1)
         prompts = Pass(shape=shape, batch=read, element=element, logit_tokens=0).scoring()
         prompts += 4 * FLOAT * shape.vocab_size * min(inference.num_slots, config.rollout.num_parallel)
         growth = (

@@ -121,7 +121,7 @@ def step_metrics(episodes: Sequence[Episode], judgement: Judged, batch: Training
         "groups": counts.groups,
         "groups_tied": counts.tied,
         "groups_alone": counts.alone,
-        "groups_rejected": len(judgement.rejected),
+        "groups_rejected": len(judgement.groups_without_signal),
         "groups_without_baseline": len(judgement.without_baseline),
         "turns_mean": turns / max(1, len(episodes)),
         **call_counts(episodes),

@@ -59,7 +59,7 @@ class PolicyModel:
     """One model of the run."""
 
     name: str
-    loaded: LoadedModel
+    loaded_model: LoadedModel
     renderer: ChatRenderer
     end_token_id: int
     """The id that ends a demonstrated answer: the token that the model has to sample there."""
@@ -69,7 +69,7 @@ class PolicyModel:
     """Peak of its reinforcement learning."""
 
     def parameters_sha256(self) -> str:
-        return parameters_sha256(self.loaded.model.state_dict_hf())
+        return parameters_sha256(self.loaded_model.model.state_dict_hf())
 
 
 class Policies(dict[str, PolicyModel]):
@@ -101,11 +101,11 @@ class Policies(dict[str, PolicyModel]):
 
     def vocabulary_of(self, role: str) -> int:
         """Tokens that the role's model knows."""
-        return self[self._config.policy_of(role)].loaded.vocab_size
+        return self[self._config.policy_of(role)].loaded_model.vocab_size
 
     def reads_images(self, role: str) -> bool:
         """Whether rows of the role's model may show images."""
-        return self[self._config.policy_of(role)].loaded.tokenizer.images is not None
+        return self[self._config.policy_of(role)].loaded_model.tokenizer.images is not None
 
     def samples_of(self, name: str, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """Those that the policy's roles said."""
@@ -138,13 +138,13 @@ class Policies(dict[str, PolicyModel]):
         models, adapters = saved_model_paths(run, list(self)), saved_adapter_paths(run, list(self))
         if (service := service_kind(self._config.backend)) is not None:
             for name, policy in self.items():
-                service.save(policy.loaded, models[name], adapters[name])
+                service.save(policy.loaded_model, models[name], adapters[name])
             return
         for name, path in models.items():
-            save_model_by(ranks, self[name].loaded, path)
+            save_model_by(ranks, self[name].loaded_model, path)
         for name, path in adapters.items():
-            if self[name].loaded.base is not None and ranks.is_writer:
-                save_adapter(self[name].loaded, path)
+            if self[name].loaded_model.base is not None and ranks.is_writer:
+                save_adapter(self[name].loaded_model, path)
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """The facts about each policy for a summary."""
@@ -212,7 +212,7 @@ def make_policies(
                 backend = TorchBackend(model.model, **options)
         policies[name] = PolicyModel(
             name=name,
-            loaded=model,
+            loaded_model=model,
             renderer=renderer,
             end_token_id=answer_end(renderer, model.end_token_ids),
             backend=backend,

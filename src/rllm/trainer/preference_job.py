@@ -42,19 +42,19 @@ class PreferenceJob(SupervisedJob):
         self.epochs = Epochs(len(dataset.train), config)
         self.steps = self.epochs.num_steps
         self.loss = self._preference = preference_loss(config.preference)
-        self.measured = dataset.heldout[: config.evaluation.num_rows]
-        limit = policy.loaded.max_positions
+        self.measured_examples = dataset.heldout[: config.evaluation.num_rows]
+        limit = policy.loaded_model.max_positions
         self.others, self.measured_others = list[TrainingSample](), list[TrainingSample]()
         if isinstance(self._preference, KTOLoss):
             self.others = answers_to_others(dataset.train, (), limit)
-            self.measured_others = answers_to_others(self.measured, dataset.train, limit)
+            self.measured_others = answers_to_others(self.measured_examples, dataset.train, limit)
 
     def prepare(self, directory: RunDirectory) -> None:
         """Compute the reference's log-probability of every token that is compared: kept in the run, so that a
         run that goes on has the same."""
         if not self._preference.needs_reference:
             return
-        examples = [*self.dataset.train, *(self.measured if self.dataset.is_heldout else ())]
+        examples = [*self.dataset.train, *(self.measured_examples if self.dataset.is_heldout else ())]
         rows = [row for example in examples for row in example.rows] + self.others + self.measured_others
         optimizer = self.config.optimizer
         passes: dict[str, Any] = {
@@ -90,7 +90,7 @@ class PreferenceJob(SupervisedJob):
     def evaluate(self) -> dict[str, float]:
         """Means over the held-out comparisons: `loss`, `accuracy`, `margin`, and what else it measures."""
         loss, more = self._loss_now(self.measured_others)
-        rows = [row for example in self.measured for row in example.rows]
+        rows = [row for example in self.measured_examples for row in example.rows]
         tokens = scored_tokens(rows, self.backend.score(rows), loss.aggregation)
         measured_loss = MeasuredLoss(loss)
         measured_loss.measures(tokens)
@@ -108,7 +108,7 @@ class PreferenceJob(SupervisedJob):
             "tokens": num_tokens,
             "compared_tokens": num_trained,
             "longest_row": max(example.longest for example in examples),
-            "dropped_examples": self.dataset.dropped,
+            "dropped_examples": self.dataset.num_dropped,
             "beta": self._preference.beta,
             "optimizer_updates": self.steps,
             "updates_per_epoch": self.epochs.steps_per_epoch,
@@ -124,8 +124,8 @@ class PreferenceJob(SupervisedJob):
         kind = "held-out examples" if self.dataset.is_heldout else "examples that were trained on"
         return {
             "examples": len(self.dataset.train),
-            "measured_on": f"{len(self.measured)} {kind}",
-            "dropped_examples": self.dataset.dropped,
+            "measured_on": f"{len(self.measured_examples)} {kind}",
+            "dropped_examples": self.dataset.num_dropped,
             **({"run_counts": self.dataset.counts} if self.dataset.counts else {}),
         }
 

@@ -28,29 +28,30 @@ class PreferenceRow:
     """(1, better) and (-1, worse) of a pair; one of the two of an answer with a label."""
 
 
-def read_comparisons(path: Path, *, paired: bool) -> list[PreferenceRow]:
-    """The rows of a JSONL file; `paired`: with `chosen` and `rejected`, else with `completion` and `label`.
+def read_comparisons(path: Path, *, is_paired: bool) -> list[PreferenceRow]:
+    """The rows of a JSONL file.
 
-    Raises ConfigError naming the lines that are none.
+    `is_paired`: with `chosen` and `rejected`, else with `completion` and `label`. Raises ConfigError
+    naming the lines that are none.
     """
     return _comparisons(
-        ((f"{path.name}:{number}", row) for number, row in read_jsonl_lines(path)), paired=paired
+        ((f"{path.name}:{number}", row) for number, row in read_jsonl_lines(path)), is_paired=is_paired
     )
 
 
-def comparisons_of(rows: Iterable[Any], *, paired: bool) -> list[PreferenceRow]:
+def comparisons_of(rows: Iterable[Any], *, is_paired: bool) -> list[PreferenceRow]:
     """The same for rows from Python, counted from 0."""
-    return _comparisons(((f"row {number}", row) for number, row in enumerate(rows)), paired=paired)
+    return _comparisons(((f"row {number}", row) for number, row in enumerate(rows)), is_paired=is_paired)
 
 
-def _comparisons(rows: Iterable[tuple[str, Any]], *, paired: bool) -> list[PreferenceRow]:
+def _comparisons(rows: Iterable[tuple[str, Any]], *, is_paired: bool) -> list[PreferenceRow]:
     comparisons: list[PreferenceRow] = []
     problems = Problems()
     for where, row in rows:
         try:
             if not isinstance(row, Mapping):
                 raise ConfigError(f"it is a {type(row).__name__}; give an object with `prompt`.")
-            answers = _pair(row, where) if paired else _labels(row, where)
+            answers = _pair(row, where) if is_paired else _labels(row, where)
             comparisons.append(PreferenceRow(where=where, answers=answers))
         except ConfigError as error:
             problems.note(where, error)

@@ -98,7 +98,7 @@ def copy_of(
 
     Costs a second copy of what is trained: of an adapter (`adapter` says of what shape) that alone.
     """
-    base = policy.loaded.base
+    base = policy.loaded_model.base
     model = _initial_model(policy) if base is None else with_adapter(base, adapter, 0).model
     return ModelScorer(
         model=model.requires_grad_(False),
@@ -159,11 +159,11 @@ def _file_of(policy: str) -> str:
 
 def _trained_weights(policy: PolicyModel) -> dict[str, Any]:
     """The parameters that learn, by name: of a policy with an adapter those of the adapter."""
-    return {name: each for name, each in policy.loaded.model.named_parameters() if each.requires_grad}
+    return {name: each for name, each in policy.loaded_model.model.named_parameters() if each.requires_grad}
 
 
 def _initial_model(policy: PolicyModel) -> Any:
-    model = policy.loaded
+    model = policy.loaded_model
     if model.base is not None:
         return model.base.model
     if policy.backend is None:

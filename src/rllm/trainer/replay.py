@@ -79,7 +79,7 @@ def replay(
     _require_ranks(directory)
     num_steps = summary.get("ended_early_after", trainer.config.steps)
     with open_ranks(trainer.config.distributed, trainer.config.model.device) as trainer.ranks:
-        return _replayed(trainer, directory, num_steps, on_step)
+        return _replay(trainer, directory, num_steps, on_step)
 
 
 def _require_ranks(directory: RunDirectory) -> None:
@@ -92,7 +92,7 @@ def _require_ranks(directory: RunDirectory) -> None:
         )
 
 
-def _replayed(
+def _replay(
     trainer: AgentTrainer, directory: RunDirectory, num_steps: int, on_step: Callable[[str, int], None]
 ) -> ReplayResult:
     models = load_initial_models(trainer.config, directory.path, trainer.ranks)

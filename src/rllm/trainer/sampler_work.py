@@ -60,7 +60,7 @@ def rollout_bytes(
                 num_keys[name] += num_later * (2 * num_prompt + num_later + 1) // 2
     metrics: dict[str, float] = {}
     for name, now in sampler_work(clients).items():
-        facts = policies[name].loaded
+        facts = policies[name].loaded_model
         element = next(iter(facts.model.parameters())).element_size()
         num_steps = now.steps - before[name].steps
         of_key = 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * element

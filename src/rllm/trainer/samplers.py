@@ -135,7 +135,7 @@ async def require_same_model(config: TrainConfig, client: PolicyClient, policy: 
         return
     from rllm.inference.fleet import Fleet
 
-    trainer: CanaryTrainer = policy.backend or FrozenScorer(model=policy.loaded.model)
+    trainer: CanaryTrainer = policy.backend or FrozenScorer(model=policy.loaded_model.model)
     if policy.backend is None:  # nobody else publishes what nothing changes
         client.publish(trainer.policy_version)
     if isinstance(client, Fleet):
@@ -143,7 +143,9 @@ async def require_same_model(config: TrainConfig, client: PolicyClient, policy: 
             with _refused_by_key(config, policy.name, replica.url):
                 await replica.client.require_tokenizer()
                 await client.bring_up_to_date(replica)
-                await _require_same_model(replica.client, trainer, policy.loaded, config.rollout.temperature)
+                await _require_same_model(
+                    replica.client, trainer, policy.loaded_model, config.rollout.temperature
+                )
 
 
 async def _require_same_model(

@@ -26,18 +26,18 @@ def training_batch(
     advantages: Mapping[str, TurnAdvantages],
     *,
     rewards: Mapping[str, float] = {},
-    masked: Mapping[str, str] = {},
+    exclusion_reasons: Mapping[str, str] = {},
     is_trained: Callable[[str], bool] = lambda role: True,
 ) -> TrainingBatch:
     """Rows of all learnable episodes, ordered by (task, attempt, trajectory, segment).
 
     `advantages`: trajectory uid -> those of its turns, a number for all tokens of a turn or one for each.
-    `rewards`: uid -> reward of trajectories that are paid otherwise than they say. `masked`: uid -> why, such
-    as `truncated`, of trajectories that are left out. `is_trained`: whether a role is learned from.
+    `rewards`: uid -> reward of trajectories that are paid otherwise than they say. `exclusion_reasons`: uid
+    -> why, such as `truncated`, of those that are left out. `is_trained`: whether a role is learned from.
     Trajectories whose advantages are all 0 have their rows like any other: they count in the means of the
     loss, and whether their forward pass can be spared is the backend's business. Tokens that a grammar left
     no choice about are read but not trained on. Raises CountError unless sampled = trained + masked.forced +
-    dropped.failed + dropped.tied + dropped.untrained + dropped.REASON of each reason in `masked`.
+    dropped.failed + dropped.tied + dropped.untrained + dropped.REASON of each reason in `exclusion_reasons`.
     """
     samples: list[TrainingSample] = []
     always = ("sampled", "trained", "masked.forced", "dropped.failed", "dropped.tied")
@@ -48,8 +48,8 @@ def training_batch(
             counts["sampled"] += num_sampled
             if episode.outcome not in LEARNABLE:
                 counts["dropped.failed"] += num_sampled
-            elif trajectory.uid in masked:
-                counts[f"dropped.{masked[trajectory.uid]}"] += num_sampled
+            elif trajectory.uid in exclusion_reasons:
+                counts[f"dropped.{exclusion_reasons[trajectory.uid]}"] += num_sampled
             elif not is_trained(trajectory.name):
                 counts["dropped.untrained"] += num_sampled
             else:

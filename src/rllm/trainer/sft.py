@@ -84,7 +84,7 @@ class AgentSFTTrainer(SupervisedTrainer[SftConfig]):
 
     def _dataset(self, policy: "PolicyModel") -> ExampleSets:
         data = self.config.data
-        limit = row_limit(data.max_length, policy.loaded.max_positions)
+        limit = row_limit(data.max_length, policy.loaded_model.max_positions)
         dataset = ExampleSets(train=[], heldout=[], is_heldout=True)
         if data.run:
             examples = _examples_of_run(data, policy)
@@ -118,7 +118,7 @@ class SftJob(SupervisedJob):
         self.steps = self.epochs.num_steps
         self.loss = ImitationLoss(aggregation=config.aggregation)
         examples = dataset.heldout[: config.evaluation.num_rows]
-        self.measured = [row for example in examples for row in example.rows]
+        self.measured_rows = [row for example in examples for row in example.rows]
 
     def samples(self, step: int) -> list[TrainingSample]:
         return [row for index in self.epochs.batch(step) for row in self.dataset.train[index].rows]
@@ -128,8 +128,8 @@ class SftJob(SupervisedJob):
         from rllm.trainer.backends.torch_measure import measure_rows
 
         metrics = measure_rows(
-            self.policy.loaded.model,
-            self.measured,
+            self.policy.loaded_model.model,
+            self.measured_rows,
             micro_batch_tokens=self.config.optimizer.micro_batch_tokens,
             logits_mb=self.config.optimizer.logits_mb,
         )
@@ -146,7 +146,7 @@ class SftJob(SupervisedJob):
             "tokens": num_tokens,
             "labelled_tokens": num_trained,
             "longest_row": max(row.num_tokens for row in rows),
-            "dropped_examples": self.dataset.dropped,
+            "dropped_examples": self.dataset.num_dropped,
             "truncated_examples": self.dataset.counts.get("truncated", 0),
             "optimizer_updates": self.steps,
             "updates_per_epoch": self.epochs.steps_per_epoch,
@@ -162,7 +162,7 @@ class SftJob(SupervisedJob):
             "examples": len(self.dataset.train),
             "measured_on": f"{len(self.dataset.heldout[: self.config.evaluation.num_rows])} "
             + ("held-out examples" if self.dataset.is_heldout else "examples that were trained on"),
-            "dropped_examples": self.dataset.dropped,
+            "dropped_examples": self.dataset.num_dropped,
             "truncated_examples": self.dataset.counts.get("truncated", 0),
         }
 
@@ -171,7 +171,7 @@ class SftJob(SupervisedJob):
 
 
 def _encoder_of(policy: "PolicyModel") -> ChatEncoder:
-    model = policy.loaded
+    model = policy.loaded_model
     return ChatEncoder(
         policy.renderer, model.end_token_ids, policy.end_token_id, model.tokenizer.begin_token_id
     )
@@ -226,7 +226,7 @@ def _fitting(
             dataset.counts["truncated"] = dataset.counts.get("truncated", 0) + 1
             fitting.append(replace(example, rows=rows_with_labels))
         else:
-            dataset.dropped += 1
+            dataset.num_dropped += 1
     if not fitting:
         raise ConfigError(f"No example fits into {limit} tokens; raise `data.max_length`.")
     return fitting

@@ -115,7 +115,7 @@ class SupervisedJob(ABC):
         """Before the first report, and again after every restart: what is computed once and kept in the run,
         such as log-probabilities of a reference."""
 
-    def published(self, policy_version: int) -> None:  # noqa: B027
+    def on_publish(self, policy_version: int) -> None:  # noqa: B027
         """The weights have changed; a job that samples from them tells its sampler."""
 
     def facts(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
 
         def publish(policy_version: int) -> None:
             if ONLY_POLICY in listeners:
-                listeners[ONLY_POLICY].published(policy_version)
+                listeners[ONLY_POLICY].on_publish(policy_version)
 
         policies = make_policies(config, models, {ONLY_POLICY: publish})
         require_8_bits(config.optimizer, policies.backends().values())

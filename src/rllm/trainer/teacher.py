@@ -41,7 +41,7 @@ class Teacher:
 
     config: TrainConfig
     scorer: Scorer
-    loaded: LoadedModel | None = field(default=None, repr=False)
+    loaded_model: LoadedModel | None = field(default=None, repr=False)
     """The model itself, where it is in this process."""
 
     def teaches(self, role: str) -> bool:
@@ -169,7 +169,7 @@ def teacher_of(config: TrainConfig, students: Mapping[str, LoadedModel]) -> Teac
         micro_batch_tokens=config.optimizer.micro_batch_tokens,
         logits_mb=config.optimizer.logits_mb,
     )
-    return Teacher(config=config, scorer=scorer, loaded=model)
+    return Teacher(config=config, scorer=scorer, loaded_model=model)
 
 
 def _load(config: TrainConfig, students: Mapping[str, LoadedModel]) -> LoadedModel:

@@ -108,7 +108,9 @@ class UpdateProbe:
         self.model = Decoder(SMALLEST).double()
         self.model.initialize(torch.Generator().manual_seed(0))
         with torch.no_grad():
-            self._sampled = {task.task_id: [each.tolist() for each in self.logprobs(task)] for task in tasks}
+            self._sampled_logprobs = {
+                task.task_id: [each.tolist() for each in self.logprobs(task)] for task in tasks
+            }
         model_copy = replace(_a_loaded_model(), model=self.model)
         policies = make_policies(self.config, {"policy": model_copy})
         reference = ModelScorer(model=copy.deepcopy(self.model).requires_grad_(False))
@@ -153,8 +155,8 @@ class UpdateProbe:
         rows: list[Tensor] = []
         for answer in ANSWERS:
             ids = torch.tensor([*task.prompt_ids, *answer])
-            hidden = self.model.hidden(ids, torch.arange(len(ids)), _attend)
-            scores = self.model.logits(hidden).log_softmax(-1)
+            states = self.model.hidden(ids, torch.arange(len(ids)), _attend)
+            scores = self.model.logits(states).log_softmax(-1)
             rows.append(scores[len(task.prompt_ids) - 1 : -1].gather(1, ids[-len(answer) :, None])[:, 0])
         return rows
 
@@ -177,8 +179,8 @@ class UpdateProbe:
         total = sum(task.num_attempts for task in self.tasks)
         parts: list[Tensor] = []
         for task in self.tasks:
-            weighted = self.probabilities(task) * torch.tensor(task.rewards, dtype=torch.float64)
-            parts.append(task.num_attempts / total * (weighted @ self.slopes(task)))
+            reward_terms_A = self.probabilities(task) * torch.tensor(task.rewards, dtype=torch.float64)
+            parts.append(task.num_attempts / total * (reward_terms_A @ self.slopes(task)))
         return torch.stack(parts).sum(0)
 
     @property
@@ -190,7 +192,7 @@ class UpdateProbe:
         step = Step(
             prompt_ids=list(task.prompt_ids),
             response_ids=ids,
-            logprobs=self._sampled[task.task_id][answer],
+            logprobs=self._sampled_logprobs[task.task_id][answer],
             policy_versions=[0] * len(ids),
             observation=task.task_id,
             reward=task.rewards[answer],

@@ -47,7 +47,7 @@ class CriticBackend(PackedUpdates):
         """Take over the weights of a model of the same kind; an adapter's are not among them."""
         theirs = dict(model.named_parameters())
         with torch.no_grad():
-            for name in self._weights.named.keys() & theirs.keys():
+            for name in self._weights.by_name.keys() & theirs.keys():
                 self._weights.take(name, theirs[name])
         self._weights.copy_to_parameters()
 

@@ -35,8 +35,8 @@ class RunningNorm:
 
     def limit(self, factor: float) -> float:
         """The norm that the next gradient may have."""
-        known = self.count >= MIN_UPDATES and self.mean > 0.0
-        return factor * self.mean if factor > 0.0 and known else math.inf
+        has_mean = self.count >= MIN_UPDATES and self.mean > 0.0
+        return factor * self.mean if factor > 0.0 and has_mean else math.inf
 
     def add(self, norm: float, factor: float) -> None:
         """A norm above the limit counts as the limit: a single one moves little, a lasting rise is

@@ -61,11 +61,11 @@ def scored_tokens(
     rows = [np.full(int(mask_T.sum()), row) for row, mask_T in enumerate(masks)]
 
     def column(values: Sequence[NDArray[np.generic]]) -> Tensor:
-        chosen = [values_T[mask_T] for values_T, mask_T in zip(values, masks, strict=True)]
-        return torch.from_numpy(np.concatenate(chosen))
+        trainable_values = [values_T[mask_T] for values_T, mask_T in zip(values, masks, strict=True)]
+        return torch.from_numpy(np.concatenate(trainable_values))
 
     references = [sample.ref_logprobs_T for sample in samples]
-    known = [reference_T for reference_T in references if reference_T is not None]
+    reference_rows = [reference_T for reference_T in references if reference_T is not None]
     return TokenInputs(
         new_M=column(scores),
         old_M=column([sample.logprobs_T for sample in samples]),
@@ -73,5 +73,5 @@ def scored_tokens(
         weights_M=column(token_weights(samples, aggregation)),
         row_M=torch.from_numpy(np.concatenate(rows)),
         group_R=torch.tensor(groups),
-        ref_M=column(known) if len(known) == len(samples) else None,
+        ref_M=column(reference_rows) if len(reference_rows) == len(samples) else None,
     )

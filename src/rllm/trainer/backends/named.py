@@ -43,13 +43,15 @@ class BackendKind(Protocol):
         MissingExtraError where its library is not installed."""
         ...
 
-    def policy(self, config: TrainConfig, loaded: Any, publish: Callable[[int], None]) -> TrainingBackend:
-        """The learner of a policy that is sampled from `loaded`, a `LoadedModel`; `publish` tells the sampler
-        that the weights of `loaded` have changed."""
+    def policy(
+        self, config: TrainConfig, policy_model: Any, publish: Callable[[int], None]
+    ) -> TrainingBackend:
+        """The learner of a policy that is sampled from `policy_model`, a `LoadedModel`; `publish` tells the
+        sampler that its weights have changed."""
         ...
 
-    def critic(self, config: TrainConfig, loaded: Any) -> SeparateCritic:
-        """A critic with a trunk like `loaded`."""
+    def critic(self, config: TrainConfig, policy_model: Any) -> SeparateCritic:
+        """A critic with a trunk like `policy_model`."""
         ...
 
 
@@ -61,11 +63,11 @@ class ServiceKind(BackendKind, Protocol):
         """A `LoadedModel` without weights. Raises ConfigError where the service has no such model."""
         ...
 
-    def client(self, config: TrainConfig, loaded: Any) -> Any:
+    def client(self, config: TrainConfig, policy_model: Any) -> Any:
         """The client that samples from it, as `LocalClient` does."""
         ...
 
-    def save(self, loaded: Any, model: Path, adapter: Path) -> None:
+    def save(self, policy_model: Any, model: Path, adapter: Path) -> None:
         """Write a trained model, and its adapter beside, into these two directories."""
         ...
 

@@ -131,8 +131,8 @@ class PackedUpdates:
         if is_empty:  # nothing was trained on: the weights stay, and so does the version
             return {"grad_norm": 0.0, "skipped_updates": 0.0, **metrics.means()}
         with self._ranks.inside_torch():  # Muon gathers directions of whole matrices
-            stepped = self._step(learning_rate, blame, trouble)
-        return {**stepped, **metrics.means()}
+            step_metrics = self._step(learning_rate, blame, trouble)
+        return {**step_metrics, **metrics.means()}
 
     def _accumulate(
         self, rows: list[WeightedRow], loss: Loss, metrics: "_UpdateMetrics", blame: Blame
@@ -142,7 +142,7 @@ class PackedUpdates:
         Ranks of a sharded model go on to the last micro-batch whatever comes: the others gather layers with
         them.
         """
-        trouble, sharded = "", is_sharded(self.model)
+        trouble, has_shards = "", is_sharded(self.model)
         for batch, counts in self._micro_batches(rows, loss):
             tokens = self._inputs(batch, loss)
             terms_M = loss.terms(tokens)
@@ -150,11 +150,11 @@ class PackedUpdates:
             if counts and not trouble and not torch.isfinite(total):
                 where = tokens_that_are_no_numbers(batch, blame.samples, terms_M)
                 trouble = f"the loss is not finite ({where})"
-                if self.config.on_bad_update == "stop" and not sharded:
+                if self.config.on_bad_update == "stop" and not has_shards:
                     break
             outputs = (tokens.new_M, tokens.new_values_M)
             # A rank that stopped here would leave the others waiting for their all-gather.
-            if sharded or not trouble:
+            if has_shards or not trouble:
                 for each in outputs:
                     if each is not None and each.requires_grad:
                         each.retain_grad()
@@ -198,7 +198,9 @@ class PackedUpdates:
 
     def whole_weights(self) -> dict[str, Tensor]:
         """The trained weights, by name; of a sharded model as DTensors."""
-        return {name: self._weights.stored(name, each) for name, each in self._weights.named.items()}
+        return {
+            name: self._weights.checkpoint_form(name, each) for name, each in self._weights.by_name.items()
+        }
 
     def save(self, directory: Path) -> None:
         """Write it; of a sharded model each rank its part."""
@@ -215,7 +217,7 @@ class PackedUpdates:
             "num_norms": torch.tensor(self._running_norm.count),
         }
         state = {
-            full_name: self._weights.stored(full_name.rpartition(".")[0], value)
+            full_name: self._weights.checkpoint_form(full_name.rpartition(".")[0], value)
             for full_name, value in self._optimizer.tensors().items()
         }
         return LearnerTensors(
@@ -230,7 +232,7 @@ class PackedUpdates:
             raise CheckpointError(f"{directory} holds the weights of another model than this run's.")
         state = self._read(directory / OPTIMIZER)
         with torch.no_grad():
-            for name, weight in self._weights.named.items():
+            for name, weight in self._weights.by_name.items():
                 weight.copy_(self._weights.own(name, weights[name]))
         self._weights.copy_to_parameters()
         self._optimizer = self._new_optimizer()
@@ -259,7 +261,7 @@ class PackedUpdates:
         raise NotImplementedError
 
     def _new_optimizer(self) -> Optimizers:
-        return Optimizers(self._weights.named, self._matrices, self.config, self._weights.spread)
+        return Optimizers(self._weights.by_name, self._matrices, self.config, self._weights.spread)
 
     def _rows(
         self, samples: Sequence[TrainingSample], weights: Sequence[NDArray[np.float64]]

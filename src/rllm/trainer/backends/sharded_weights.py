@@ -37,10 +37,10 @@ class ShardedWeights(MasterWeights):
     def __init__(self, parameters: Mapping[str, nn.Parameter], ranks: RankGroup) -> None:
         super().__init__({name: each for name, each in parameters.items() if not is_shard(each)})
         self._ranks = ranks
-        whole = self.named
+        whole = self.by_name
         self._shards = {name: each for name, each in parameters.items() if is_shard(each)}
         rows = {name: _rows(each).requires_grad_() for name, each in self._shards.items()}
-        self.named = {name: rows.get(name, whole.get(name, each)) for name, each in parameters.items()}
+        self.by_name = {name: rows.get(name, whole.get(name, each)) for name, each in parameters.items()}
         self.spread = SpreadRows({rows[name]: shard for name, shard in self._shards.items()})
 
     def zero_grad(self) -> None:
@@ -52,22 +52,22 @@ class ShardedWeights(MasterWeights):
         """Those of shards are sums already."""
         for name, shard in self._shards.items():
             if shard.grad is not None:
-                self.named[name].grad = _rows(shard.grad)
+                self.by_name[name].grad = _rows(shard.grad)
         ranks.sum_in_place(self.gradients(self._whole_names()))
 
     def clip(self, max_norm: float) -> float:
         with_gradient, whole_names = self.with_gradient(), self._whole_names()
-        whole = [each for name, each in self.named.items() if name in whole_names]
+        whole = [each for name, each in self.by_name.items() if name in whole_names]
         of_whole = sum(_square(each) for each in whole)
-        of_rows = sum(_square(each) for each in self.named.values()) - of_whole
+        of_rows = sum(_square(each) for each in self.by_name.values()) - of_whole
         num_copies = self._ranks.size // self._ranks.shard_size
         norm = math.sqrt(sum(self._ranks.gather(of_rows)) / num_copies + of_whole)
         nn.utils.clip_grads_with_norm_(with_gradient, max_norm, torch.tensor(norm, dtype=torch.float64))
         return norm
 
-    def stored(self, name: str, tensor: Tensor) -> Tensor:
+    def checkpoint_form(self, name: str, tensor: Tensor) -> Tensor:
         shard = self._shards.get(name)
-        if shard is None or tensor.shape != self.named[name].shape:
+        if shard is None or tensor.shape != self.by_name[name].shape:
             return tensor.detach()
         return _beside(shard, tensor)
 
@@ -81,14 +81,16 @@ class ShardedWeights(MasterWeights):
         shard = self._shards.get(name)
         if shard is None or shape != shard.shape:
             return super().empty(name, shape, dtype)
-        return self.stored(name, torch.empty_like(self.named[name], dtype=dtype, requires_grad=False))
+        return self.checkpoint_form(
+            name, torch.empty_like(self.by_name[name], dtype=dtype, requires_grad=False)
+        )
 
     def take(self, name: str, whole: Tensor) -> None:
         shard = self._shards.get(name)
         super().take(name, whole if shard is None else rows_of(shard, whole))
 
     def _whole_names(self) -> set[str]:
-        return self.named.keys() - self._shards.keys()
+        return self.by_name.keys() - self._shards.keys()
 
 
 class SpreadRows:

@@ -51,12 +51,12 @@ def shard_model(model: Any, ranks: RankGroup) -> Any:
             "to replicate."
         )
     twin = sharing_tensors(model)
-    trained = [each for each in twin.parameters() if each.requires_grad]
+    trainable_parameters = [each for each in twin.parameters() if each.requires_grad]
     frozen = {each for each in twin.parameters() if not each.requires_grad}
-    dtype = trained[0].dtype
+    dtype = trainable_parameters[0].dtype
     masters = dict[nn.Parameter, nn.Parameter]()
     options: dict[str, Any] = {
-        "mesh": ranks.mesh(trained[0].device.type),
+        "mesh": ranks.mesh(trainable_parameters[0].device.type),
         "ignored_params": frozen,
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=dtype if dtype in HALF else None,
@@ -65,7 +65,7 @@ def shard_model(model: Any, ranks: RankGroup) -> Any:
         ),
     }
     if ranks.offloads:
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=trained[0].device.type != "cpu")
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=trainable_parameters[0].device.type != "cpu")
     for layer in twin.layers():
         # What is trained of others is small, as adapters are: one part, gathered with the model itself.
         if frozen.isdisjoint(layer.parameters()):
@@ -84,12 +84,12 @@ def shard_model(model: Any, ranks: RankGroup) -> Any:
 
 
 @torch.no_grad()
-def gather_into(whole: Any, sharded: Any) -> None:
-    """Give `whole` the weights of its `sharded` twin, a layer at a time; all ranks have to be here."""
+def gather_into(whole: Any, twin: Any) -> None:
+    """Give `whole` the weights of its sharded `twin`, a layer at a time; all ranks have to be here."""
     targets = dict(whole.named_parameters())
-    for part in _parts(sharded):
+    for part in _parts(twin):
         part.unshard()
-        for name, parameter in sharded.named_parameters():
+        for name, parameter in twin.named_parameters():
             if parameter.requires_grad and not is_shard(parameter):
                 targets[name].copy_(parameter)
         part.reshard()

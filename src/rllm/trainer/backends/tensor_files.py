@@ -106,10 +106,10 @@ def _stored_shards(stem: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    listed = FileSystemReader(stem).read_metadata().state_dict_metadata
+    tensor_metadata = FileSystemReader(stem).read_metadata().state_dict_metadata
     return {
         name: (each.size, each.properties.dtype)
-        for name, each in listed.items()
+        for name, each in tensor_metadata.items()
         if isinstance(each, TensorStorageMetadata)
     }
 

@@ -78,7 +78,7 @@ class TorchBackend(PackedUpdates):
             value_head=ValueHead.on(model) if value_head else None,
         )
         self._publish = publish
-        self._served = model
+        self._served_model = model
         """The sampler's model: the one that learns, or its whole twin."""
         self._has_twin = has_twin
 
@@ -88,7 +88,7 @@ class TorchBackend(PackedUpdates):
 
     @property
     def is_half(self) -> bool:
-        return next(self._served.parameters()).dtype in HALF
+        return next(self._served_model.parameters()).dtype in HALF
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         return score_rows(
@@ -103,9 +103,9 @@ class TorchBackend(PackedUpdates):
     def publish_weights(self) -> int:
         if is_sharded(self.model):
             with self._ranks.inside_torch():
-                gather_into(self._served, self.model)
+                gather_into(self._served_model, self.model)
         elif isinstance(self._weights, SplitWeights):
-            self._weights.gather_into(self._served, self.model)
+            self._weights.gather_into(self._served_model, self.model)
         if self._has_twin:
             self._publish(self.policy_version, self._write_to_sampler)
         else:
@@ -114,7 +114,7 @@ class TorchBackend(PackedUpdates):
 
     @torch.no_grad()
     def _write_to_sampler(self) -> None:
-        targets = dict(self._served.named_parameters())
+        targets = dict(self._served_model.named_parameters())
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 targets[name].copy_(parameter)

@@ -91,13 +91,13 @@ class Muon:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - MOMENTUM)
         whole = self._spread.whole(weight, gradient.lerp(momentum, MOMENTUM))
-        direction = orthogonalized(whole, self._dtype)
+        direction = orthogonal_factor(whole, self._dtype)
         weight.mul_(1 - learning_rate * self._weight_decay)
         rows = self._spread.rows(weight, direction)
         weight.add_(rows, alpha=-learning_rate * 0.2 * max(direction.shape) ** 0.5)
 
 
-def orthogonalized(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+def orthogonal_factor(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     """`matrix` with all singular values between about 0.5 and 1.5: X ← aX + (bA + cA²)X with A = XXᵀ, five
     times, from X = M / ‖M‖ (Jordan 2024)."""
     a, b, c = COEFFICIENTS
@@ -127,7 +127,7 @@ def faster_dtype(device_type: str) -> str:
     for _ in range(NUM_TRIALS):
         for name in seconds:
             start = time.process_time()
-            orthogonalized(matrix, dtype_named(name))
+            orthogonal_factor(matrix, dtype_named(name))
             seconds[name] = min(seconds[name], time.process_time() - start)
         if seconds["bfloat16"] > FAR_SLOWER * seconds["float32"]:
             break  # a CPU without instructions for bfloat16: further trials take a second and change nothing

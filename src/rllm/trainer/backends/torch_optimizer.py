@@ -42,25 +42,25 @@ class MasterWeights:
     """Where the rows of matrices are that this process has a part of."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.named: dict[str, Tensor] = {}
+        self.by_name: dict[str, Tensor] = {}
         self._copies: list[tuple[nn.Parameter, Tensor]] = []
         self._hooks: list[RemovableHandle] = []
         for name, parameter in parameters.items():
-            self.named[name] = parameter
+            self.by_name[name] = parameter
             if parameter.dtype in HALF:
                 master = parameter.detach().float().requires_grad_()
-                self.named[name] = master
+                self.by_name[name] = master
                 self._copies.append((parameter, master))
                 self._hooks.append(_gather_gradients(parameter, master))
 
     def zero_grad(self) -> None:
-        for each in self.named.values():
+        for each in self.by_name.values():
             each.grad = None
 
     def join_gradients(self, ranks: RankGroup) -> None:
         """Make each gradient the sum of those of all `ranks`."""
-        moved = [name for name, each in self.named.items() if each.grad is not None]
-        names = {name for theirs in ranks.gather(moved) for name in theirs}
+        names_here = [name for name, each in self.by_name.items() if each.grad is not None]
+        names = {name for theirs in ranks.gather(names_here) for name in theirs}
         ranks.sum_in_place(self.gradients(names))
 
     def clip(self, max_norm: float) -> float:
@@ -69,40 +69,40 @@ class MasterWeights:
 
     def whole_shapes(self) -> dict[str, torch.Size]:
         """The shapes of the weights, by name, whatever part of them this process has."""
-        return {name: each.shape for name, each in self.named.items()}
+        return {name: each.shape for name, each in self.by_name.items()}
 
     def own(self, name: str, tensor: Tensor) -> Tensor:
         """The part that this process has of a tensor that was read for the weight `name`."""
         return tensor
 
     def empty(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Room for what `stored` gave, of the whole shape `shape`."""
+        """Room for what `checkpoint_form` gave, of the whole shape `shape`."""
         return torch.empty(shape, dtype=dtype)
 
     def take(self, name: str, whole: Tensor) -> None:
         """Copy a weight in; `copy_to_parameters` follows once all are there."""
-        self.named[name].copy_(whole)
+        self.by_name[name].copy_(whole)
 
-    def stored(self, name: str, tensor: Tensor) -> Tensor:
+    def checkpoint_form(self, name: str, tensor: Tensor) -> Tensor:
         """The form in a checkpoint of a tensor of the weight `name`: itself, or something of its shape."""
         return tensor.detach()
 
     def with_gradient(self) -> list[Tensor]:
         """Those that an update moves; all of them, by a gradient of 0, where no micro-batch had one."""
         # A weight without a gradient is left alone, by AdamW its decay too: that is what torch does.
-        weights = [each for each in self.named.values() if each.grad is not None]
+        weights = [each for each in self.by_name.values() if each.grad is not None]
         if weights:
             return weights
-        for each in self.named.values():
+        for each in self.by_name.values():
             each.grad = torch.zeros_like(each)
-        return list(self.named.values())
+        return list(self.by_name.values())
 
     def gradients(self, names: Collection[str]) -> list[Tensor]:
         """Gradients of the weights of these names, in the order of all; zeros where no micro-batch here had
         one.
         """
         gradients: list[Tensor] = []
-        for name, each in self.named.items():
+        for name, each in self.by_name.items():
             if name in names:
                 if each.grad is None:
                     each.grad = torch.zeros_like(each)
@@ -302,9 +302,9 @@ class Optimizers:
             state_of.setdefault(name, {})[key] = value
         for part in self._parts:
             # By identity: `in` would compare tensors element by element.
-            owned = {id(each) for each in part.weights}
+            weight_ids = {id(each) for each in part.weights}
             for name, weight in self._weights.items():
-                if id(weight) in owned:
+                if id(weight) in weight_ids:
                     part.state[weight] = {
                         key: value.to(weight.device) for key, value in state_of.get(name, {}).items()
                     }

@@ -58,7 +58,7 @@ def split_by_plan(model: Any, ranks: RankGroup) -> SplitModel:
     plan = _plan_of(model.inner.config, ranks.size)
     twin, parts = sharing_tensors(model), dict[str, Part]()
     together = SumOverRanks(ranks)
-    for name, module, kind in _planned(twin, plan):
+    for name, module, kind in _modules_of_plan(twin, plan):
         if kind == SUMMED:
             _sum_gradients(module, together)
             continue
@@ -106,7 +106,7 @@ def _plan_of(config: Any, num_parts: int) -> Mapping[str, str]:
     return of_layers
 
 
-def _planned(model: Any, plan: Mapping[str, str]) -> Iterator[tuple[str, nn.Module, str]]:
+def _modules_of_plan(model: Any, plan: Mapping[str, str]) -> Iterator[tuple[str, nn.Module, str]]:
     """(name, module, kind) of each that the plan names."""
     body = model._body
     prefix = next(name for name, module in model.named_modules() if module is body)

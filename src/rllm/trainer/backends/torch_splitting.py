@@ -139,22 +139,22 @@ class SplitWeights(MasterWeights):
         self._parts, self._partial_gradients = split.parts, split.partial_gradients
         self._in_layer, self._with_same_part = ranks.in_layer(), ranks.with_same_part()
         self.spread = _SpreadParts(
-            {self.named[name]: part for name, part in self._parts.items()}, self._in_layer
+            {self.by_name[name]: part for name, part in self._parts.items()}, self._in_layer
         )
 
     def join_gradients(self, ranks: RankGroup) -> None:
         """Ranks of one layer have the same rows, so that what all of them have is a sum already, where it is
         not the gradient of a part alone."""
         super().join_gradients(self._with_same_part)
-        partial = {name for name in self._partial_gradients if self.named[name].grad is not None}
+        partial = {name for name in self._partial_gradients if self.by_name[name].grad is not None}
         self._in_layer.sum_in_place(self.gradients(partial))
 
     def clip(self, max_norm: float) -> float:
-        moved = self.with_gradient()
-        of_parts = sum(_square(each) for name, each in self.named.items() if name in self._parts)
-        of_whole = sum(_square(each) for name, each in self.named.items() if name not in self._parts)
+        with_gradient = self.with_gradient()
+        of_parts = sum(_square(each) for name, each in self.by_name.items() if name in self._parts)
+        of_whole = sum(_square(each) for name, each in self.by_name.items() if name not in self._parts)
         norm = (sum(self._in_layer.gather(of_parts)) + of_whole) ** 0.5
-        nn.utils.clip_grads_with_norm_(moved, max_norm, torch.tensor(norm, dtype=torch.float64))
+        nn.utils.clip_grads_with_norm_(with_gradient, max_norm, torch.tensor(norm, dtype=torch.float64))
         return norm
 
     def whole_shapes(self) -> dict[str, torch.Size]:
@@ -165,14 +165,14 @@ class SplitWeights(MasterWeights):
             shapes[name] = torch.Size(shape)
         return shapes
 
-    def stored(self, name: str, tensor: Tensor) -> Tensor:
+    def checkpoint_form(self, name: str, tensor: Tensor) -> Tensor:
         """Whole; all ranks of a layer have to be here."""
-        if name not in self._parts or tensor.shape != self.named[name].shape:
-            return super().stored(name, tensor)
+        if name not in self._parts or tensor.shape != self.by_name[name].shape:
+            return super().checkpoint_form(name, tensor)
         return self._parts[name].whole(tensor, self._in_layer)
 
     def own(self, name: str, tensor: Tensor) -> Tensor:
-        if name not in self._parts or tensor.dim() != self.named[name].dim():
+        if name not in self._parts or tensor.dim() != self.by_name[name].dim():
             return tensor
         return self._parts[name].own(tensor, self._in_layer.rank)
 
