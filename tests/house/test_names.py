@@ -33,7 +33,7 @@ PARTICIPLES = {
     "data": 39,
     "engine": 30,
     "gateway": 100,
-    "inference": 45,
+    "inference": 6,
     "integrations": 60,
     "rewards": 71,
     "sandbox": 51,

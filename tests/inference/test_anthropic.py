@@ -206,7 +206,7 @@ async def test_a_refusal_is_final_where_the_same_request_would_be_refused_again(
     error = client._error_of(refusal)
     assert type(error) is kind
     assert getattr(error, "is_final", None) is is_final
-    assert refusal.said in str(error)
+    assert refusal.message in str(error)
     await client.close()
 
 

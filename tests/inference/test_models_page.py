@@ -71,7 +71,12 @@ def test_the_python_of_the_page_runs_from_top_to_bottom(url: str) -> None:
 def test_the_arguments_of_an_engine_are_those_of_its_client(engine: str, client: type) -> None:
     (listed,) = re.findall(rf"^\| `{engine}` \| (.*) \|$", PAGE, re.MULTILINE)
     named = set(re.findall(r"`(\w+)`", listed))
-    other_ways = {"self", "tokenizer", "loaded", "follows_schema"}  # given by rllm's own code, or beside them
+    other_ways = {
+        "self",
+        "tokenizer",
+        "loaded_model",
+        "follows_schema",
+    }  # given by rllm's own code, or beside them
     takes = {*inspect.signature(client.__init__).parameters} - other_ways
     assert named == (takes | {"model", "device", "trust_remote_code"} if engine == "local" else takes)
     with pytest.raises(ConfigError, match="does not know"):

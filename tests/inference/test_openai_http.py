@@ -44,7 +44,7 @@ def test_what_a_server_would_say_again_is_a_refusal_and_the_rest_may_be_asked_fo
     assert "words" in str(error)
     assert str(status) in str(error)
     if isinstance(error, HttpRefusal):
-        assert (error.status, error.said, error.param, error.is_json) == (status, "words", "top_k", True)
+        assert (error.status, error.message, error.param, error.is_json) == (status, "words", "top_k", True)
     elif isinstance(error, InferenceError):
         assert error.retry_after_s == 3.0
         assert not error.is_final
@@ -55,8 +55,8 @@ def test_a_page_is_no_word_of_the_server_and_a_long_one_is_cut() -> None:
     assert isinstance(page, HttpRefusal)
     assert not page.is_json
     assert page.param == ""
-    assert page.said.startswith("<html>")
-    assert len(page.said) < 10_000
+    assert page.message.startswith("<html>")
+    assert len(page.message) < 10_000
 
 
 @pytest.mark.parametrize(
@@ -162,5 +162,5 @@ async def test_a_fact_is_asked_for_once_by_all_that_wait_and_again_after_a_failu
     may_answer.set()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(each) for each in outcomes] == [asyncio.CancelledError, InferenceError, InferenceError]
-    assert (len(calls), fact.found) == (1, None)
-    assert [await fact(), await fact(), fact.found, len(calls)] == [7, 7, 7, 2]
+    assert (len(calls), fact.value) == (1, None)
+    assert [await fact(), await fact(), fact.value, len(calls)] == [7, 7, 7, 2]

@@ -29,7 +29,9 @@ async def sampler(tiny_directory: Path) -> AsyncIterator[LocalClient]:
 
 def _deliver(learner: TorchBackend, sampler: LocalClient) -> None:
     with torch.no_grad():
-        for mine, theirs in zip(learner.model.parameters(), sampler.loaded.model.parameters(), strict=True):
+        for mine, theirs in zip(
+            learner.model.parameters(), sampler.loaded_model.model.parameters(), strict=True
+        ):
             theirs.copy_(mine)
 
 
@@ -144,7 +146,7 @@ async def test_weights_corrupted_on_their_way_are_caught_at_the_next_check(
 ) -> None:
     def publish(learner: TorchBackend, version: int) -> None:
         _deliver(learner, sampler)
-        parameter = dict(sampler.loaded.model.named_parameters())[place]
+        parameter = dict(sampler.loaded_model.model.named_parameters())[place]
         with torch.no_grad():
             parameter.mul_(
                 1.0 + 0.1 * torch.rand(parameter.shape, generator=torch.Generator().manual_seed(0))
@@ -162,7 +164,7 @@ async def test_weights_that_are_no_numbers_are_caught(
 ) -> None:
     def publish(learner: TorchBackend, version: int) -> None:
         with torch.no_grad():
-            sampler.loaded.model.norm.fill_(float("nan"))
+            sampler.loaded_model.model.norm.fill_(float("nan"))
         sampler.publish(version)
 
     learner = _learner(tiny, sampler, publish)

@@ -63,10 +63,10 @@ class AnswerParts:
 
     def finish(self) -> None:
         """Hand out the text that was held back, after the last part."""
-        if self.stops.matched is not None:
+        if self.stops.match is not None:
             return
         rest = self.stops.feed(self.text_stream.rest())
-        if self.stops.matched is None:
+        if self.stops.match is None:
             rest += self.stops.rest()
         self.text.append(rest)
         if self.on_piece is not None and rest:
@@ -84,7 +84,7 @@ class AnswerParts:
             temperature=self.sampling.temperature,
             policy_versions=self.policy_versions,
             top_logprobs=[each[: self.sampling.top_logprobs] for each in self.top_logprobs],
-            stop_sequence=self.stops.matched or self.stop_reason,
+            stop_sequence=self.stops.match or self.stop_reason,
             completion_id=self.id,
             finish_reason=self.finish_reason or FinishReason.STOP,
             usage={
@@ -136,9 +136,9 @@ class AnswerPart:
         if len(piece.token_ids) != len(piece.logprobs):
             self._require_both(piece)
         for place, token in enumerate(piece.token_ids, 1):
-            if whole.stops.matched is None:
+            if whole.stops.match is None:
                 piece.text += whole.stops.feed(whole.text_stream.add(token))
-                if whole.stops.matched is not None and not self.is_first:
+                if whole.stops.match is not None and not self.is_first:
                     # It began in an earlier part, of which this server knows the ids alone.
                     del piece.token_ids[place:], piece.logprobs[place:], piece.top_logprobs[place:]
                     whole.finish_reason = FinishReason.STOP

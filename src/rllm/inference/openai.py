@@ -213,8 +213,8 @@ class OpenAIClient:
         sampling: SamplingParams,
         tools: Sequence[Mapping[str, Any]],
     ) -> dict[str, Any]:
-        refused = ("top_logprobs",) if self._follows_schema is not None else ("grammar", "top_logprobs")
-        for name in refused:
+        id_options = ("top_logprobs",) if self._follows_schema is not None else ("grammar", "top_logprobs")
+        for name in id_options:
             if getattr(sampling, name):
                 raise ConfigError(
                     f"`{name}` is {getattr(sampling, name)!r}, which needs a client that works with token "
@@ -276,7 +276,7 @@ class OpenAIClient:
                 if not pointed_at:
                     raise self._error_of(error) from error
                 for name in pointed_at:
-                    self._require_idle(name, body[name], error.said)
+                    self._require_idle(name, body[name], error.message)
                 left_out |= pointed_at
                 body = {name: value for name, value in body.items() if name not in left_out}
         if left_out or size_name != self._size_name:
@@ -329,7 +329,7 @@ class OpenAISession(ModelSession):
     def __init__(self, client: OpenAIClient) -> None:
         self.client = client
         self._name = client.new_session_name()
-        self._measured = None if client.renderer is None else Conversation(renderer=client.renderer)
+        self._conversation = None if client.renderer is None else Conversation(renderer=client.renderer)
 
     async def respond(
         self,
@@ -337,7 +337,7 @@ class OpenAISession(ModelSession):
         sampling: SamplingParams,
         tools: Tools = (),
     ) -> ModelOutput:
-        trial = self._measured
+        trial = self._conversation
         length = -1 if trial is None or tools else len(trial.prompt(messages))
         output = await self.client.answer(
             messages, sampling, tools=tools, session=self._name, num_prompt_tokens=length
@@ -350,4 +350,4 @@ class OpenAISession(ModelSession):
     def prompt_tokens(self, messages: Sequence[Message], tools: Tools = ()) -> int:
         """By the client's own tokenizer; the server may count differently by a token or two. -1 with tools:
         how the calls of earlier answers were written is known to the server alone."""
-        return -1 if self._measured is None or tools else self._measured.prompt_tokens(messages)
+        return -1 if self._conversation is None or tools else self._conversation.prompt_tokens(messages)

@@ -49,10 +49,10 @@ _TRY_LATER = frozenset({408, 409, 425, 429})
 class HttpRefusal(Exception):
     """The server says no, and would say so again: a status from 400 to 499."""
 
-    def __init__(self, status: int, said: str, *, param: str = "", is_json: bool = True) -> None:
-        super().__init__(f"{status}: {said}")
+    def __init__(self, status: int, message: str, *, param: str = "", is_json: bool = True) -> None:
+        super().__init__(f"{status}: {message}")
         self.status = status
-        self.said = said
+        self.message = message
         self.param = param
         """The field that the server points at."""
         self.is_json = is_json
@@ -216,17 +216,17 @@ class AskedOnce(Generic[Found]):
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, Found]]) -> None:
         self._ask = ask
         self._asking: asyncio.Task[Found] | None = None
-        self.found: Found | None = None
+        self.value: Found | None = None
 
     async def __call__(self) -> Found:
-        if self.found is not None:
-            return self.found
+        if self.value is not None:
+            return self.value
         asking = self._asking
         if asking is None or asking.done() or asking.get_loop() is not asyncio.get_running_loop():
             asking = self._asking = asyncio.create_task(self._ask())
             asking.add_done_callback(_consume_error)
         facts = await asyncio.shield(asking)  # whoever gives up leaves the others waiting
-        self.found = facts
+        self.value = facts
         return facts
 
 

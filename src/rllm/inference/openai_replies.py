@@ -85,7 +85,7 @@ def fields_refused(error: HttpRefusal, body: Mapping[str, Any]) -> set[str]:
     names = {name for name in body if re.search(rf"\b{name}\b", error.param)}
     if names:
         return names - _NOT_FIELDS
-    text = error.said.split("'input'")[0].split('"input"')[0]  # some repeat the whole request behind it
+    text = error.message.split("'input'")[0].split('"input"')[0]  # some repeat the whole request behind it
     return {
         name
         for name in body

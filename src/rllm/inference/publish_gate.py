@@ -16,22 +16,22 @@ class Gate:
 
     def __init__(self) -> None:
         self._num_inside = 0
-        self._changed = asyncio.Condition()
+        self._condition = asyncio.Condition()
         self._is_closed = False
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
         while self._is_closed:
-            async with self._changed:
-                await self._changed.wait_for(lambda: not self._is_closed)
+            async with self._condition:
+                await self._condition.wait_for(lambda: not self._is_closed)
         self._num_inside += 1
         try:
             yield
         finally:
             self._num_inside -= 1
             if self._is_closed:
-                async with self._changed:
-                    self._changed.notify_all()
+                async with self._condition:
+                    self._condition.notify_all()
 
     @asynccontextmanager
     async def closed(self, hurry: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
@@ -42,10 +42,10 @@ class Gate:
         self._is_closed = True
         try:
             hurry()
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._num_inside == 0)
+            async with self._condition:
+                await self._condition.wait_for(lambda: self._num_inside == 0)
             yield
         finally:
             self._is_closed = False
-            async with self._changed:
-                self._changed.notify_all()
+            async with self._condition:
+                self._condition.notify_all()

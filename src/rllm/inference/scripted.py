@@ -282,8 +282,8 @@ def _visible_characters(text: str, stop: Sequence[str]) -> tuple[list[tuple[str,
         end = min(start + PIECE_LENGTH, len(text))
         new = stops.feed(text[start:end])
         length += len(new)
-        if stops.matched is not None:
-            return [*characters, (new, length + len(stops.matched))], stops.matched
+        if stops.match is not None:
+            return [*characters, (new, length + len(stops.match))], stops.match
         if new:
             characters.append((new, end))
     return [*characters, (stops.rest(), len(text))], None

@@ -23,12 +23,12 @@ class EventSplitter:
         self._num_bytes = 0
         self._last = b""
         """The last byte: an empty line may be cut in two."""
-        self._held = b""
+        self._carriage_return = b""
         """A CR at the end of a part, which may be the first half of a CRLF."""
         self._has_begun = False
 
     def feed(self, data: bytes) -> list[tuple[str, bytes]]:
-        if not self._num_bytes and not self._held and (events := _plain_events(data)):
+        if not self._num_bytes and not self._carriage_return and (events := _plain_events(data)):
             self._has_begun = True
             return events
         data = self._with_plain_line_ends(data)
@@ -57,11 +57,11 @@ class EventSplitter:
         return [] if event is None else [event]
 
     def _with_plain_line_ends(self, data: bytes) -> bytes:
-        if b"\r" not in data and not self._held:
+        if b"\r" not in data and not self._carriage_return:
             return data
-        data = self._held + data
-        self._held = b"\r" if data.endswith(b"\r") else b""
-        return _CARRIAGE_RETURN.sub(b"\n", data[:-1] if self._held else data)
+        data = self._carriage_return + data
+        self._carriage_return = b"\r" if data.endswith(b"\r") else b""
+        return _CARRIAGE_RETURN.sub(b"\n", data[:-1] if self._carriage_return else data)
 
     def _without_bom(self, data: bytes) -> bytes:
         """The mark stands in the first bytes; three bytes that come in pieces are not waited for."""

@@ -157,8 +157,8 @@ class VLLMClient(ModelClient):
     def facts(self) -> VLLMServerFacts:
         """The facts that the server gives about itself; only once a call, or `connect`, has asked for
         them."""
-        assert self._facts.found is not None, "a call asks the server before it needs this"
-        return self._facts.found
+        assert self._facts.value is not None, "a call asks the server before it needs this"
+        return self._facts.value
 
     def session(self, order: tuple[str, int]) -> TokenSession:
         return TokenSession(self)
@@ -321,7 +321,7 @@ class VLLMClient(ModelClient):
     @property
     def max_context(self) -> int:
         """Before the server was asked, a number that limits nothing; `generate_ids` knows better."""
-        return _UNKNOWN_CONTEXT if self._facts.found is None else self._facts.found.max_context
+        return _UNKNOWN_CONTEXT if self._facts.value is None else self._facts.value.max_context
 
     async def generate_ids(
         self, prompt_ids: list[int], sampling: SamplingParams, *, on_piece: OnPiece | None = None
@@ -376,7 +376,7 @@ class VLLMClient(ModelClient):
         """Whether nothing can follow, also where the server could not say so any more."""
         if answer.finish_reason is None:
             ends = (self.tokenizer.end_token_id, *answer.sampling.stop_token_ids)
-            if answer.stops.matched is not None or (answer.ids and answer.ids[-1] in ends):
+            if answer.stops.match is not None or (answer.ids and answer.ids[-1] in ends):
                 answer.finish_reason = FinishReason.STOP
             elif len(answer.ids) >= max_tokens:
                 answer.finish_reason = FinishReason.LENGTH
@@ -413,14 +413,14 @@ class VLLMClient(ModelClient):
         server_policy_version: int | None = None
         async with aclosing(self._ask(self._body(part, max_tokens))) as chunks:
             async for chunk in chunks:
-                if (told := version_of(chunk)) is not None:
-                    server_policy_version = told
+                if (chunk_policy_version := version_of(chunk)) is not None:
+                    server_policy_version = chunk_policy_version
                     if self._has_given_weights:
-                        self._require_given_weights(version, told)
+                        self._require_given_weights(version, chunk_policy_version)
                     if not self._adapters:  # with one, what it tells is the version of the weights beneath it
-                        part.policy_version = told
+                        part.policy_version = chunk_policy_version
                 part.hear(chunk)
-                if answer.stops.matched is not None and answer.finish_reason is not None:
+                if answer.stops.match is not None and answer.finish_reason is not None:
                     break
         if self._has_given_weights:
             try:

@@ -132,15 +132,15 @@ class VLLMHttp(ServerHttp):
         except HttpRefusal as error:
             if needs and error.status in (403, 404):
                 raise ConfigError(
-                    f"The server at {self.base_url} refused {path} ({error.status}: {error.said}); start it "
-                    f"with {needs}."
+                    f"The server at {self.base_url} refused {path} ({error.status}: {error.message}); start "
+                    f"it with {needs}."
                 ) from error
             if error.status in (400, 422):
                 raise ValueError(
-                    f"The server at {self.base_url} refused the request: {error.said}"
+                    f"The server at {self.base_url} refused the request: {error.message}"
                 ) from error
             raise InferenceError(
-                f"The server at {self.base_url} answered {error.status}: {error.said}"
+                f"The server at {self.base_url} answered {error.status}: {error.message}"
             ) from error
 
     async def _chunks(self, response: Response) -> AsyncGenerator[dict[str, Any], None]:

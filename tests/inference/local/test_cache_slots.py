@@ -93,7 +93,7 @@ def test_the_lowest_free_slot_is_taken_and_one_that_is_given_back_again() -> Non
     assert (cache.num_free, cache.allocate(20)) == (0, None)
     for row in (2, 1):
         cache.release(slots[row])
-    assert (cache.num_free, slots[2].released, slots[1].released) == (2, 1, 2)
+    assert (cache.num_free, slots[2].release_number, slots[1].release_number) == (2, 1, 2)
     assert [taken(cache, 20).row for _ in range(2)] == [1, 2]
 
 

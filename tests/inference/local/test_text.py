@@ -130,10 +130,10 @@ def test_a_stop_text_is_found_wherever_pieces_are_cut_and_never_shown_in_part(
         shown += search.feed(text[start : start + cut])
         start += cut
         assert expected.startswith(shown), "something was shown that belongs to a stop text"
-        if search.matched is not None:
+        if search.match is not None:
             break
     shown += search.rest()
-    assert (shown, search.matched) == (expected, stop)
+    assert (shown, search.match) == (expected, stop)
 
 
 def test_only_what_may_begin_a_stop_text_is_held_back() -> None:

@@ -54,7 +54,7 @@ class Slot:
     states: tuple[Any, int] | None = None
     """The states of a model that computes row by row: transformers' own for the row, with its number of
     tokens."""
-    released: int = 0
+    release_number: int = 0
     """Which of the cache's releases gave it back last; 0 when it was never used."""
 
     @property
@@ -242,7 +242,7 @@ class KVCache:
             free = [shelf.slots[row] for row in shelf.free_rows]
         donor, _ = self._longest_match(_block_hashes(prompt_ids, limit), asking=None)
         spare = [slot for slot in free if slot is not donor] or free
-        return self._take(min(spare, key=lambda slot: (slot.released if slot.ids else 0, slot.row)))
+        return self._take(min(spare, key=lambda slot: (slot.release_number if slot.ids else 0, slot.row)))
 
     def _take(self, slot: Slot) -> Slot:
         slot.shelf.free_rows.remove(slot.row)
@@ -254,7 +254,7 @@ class KVCache:
     def release(self, slot: Slot) -> None:
         self._num_taken -= 1
         self._num_releases += 1
-        slot.released = self._num_releases
+        slot.release_number = self._num_releases
         slot.is_free = True
         heapq.heappush(slot.shelf.free_rows, slot.row)
 

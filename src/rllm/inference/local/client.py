@@ -27,7 +27,7 @@ class LocalClient(ModelClient):
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        loaded_model: LoadedModel,
         *,
         num_slots: int = 128,
         max_context: int = 1024,
@@ -36,16 +36,16 @@ class LocalClient(ModelClient):
         num_drafts: int = 0,
         lockstep: bool = False,
     ) -> None:
-        self.loaded = loaded
-        self.renderer = ChatRenderer(loaded.tokenizer)
-        self.end_token_ids = frozenset(loaded.end_token_ids)
-        self.vocab_size: int = loaded.vocab_size
+        self.loaded_model = loaded_model
+        self.renderer = ChatRenderer(loaded_model.tokenizer)
+        self.end_token_ids = frozenset(loaded_model.end_token_ids)
+        self.vocab_size: int = loaded_model.vocab_size
         self.engine = LocalEngine(
-            loaded.model,
-            num_layers=loaded.num_layers,
-            num_kv_heads=loaded.num_kv_heads,
-            head_dim=loaded.head_dim,
-            max_positions=loaded.max_positions,
+            loaded_model.model,
+            num_layers=loaded_model.num_layers,
+            num_kv_heads=loaded_model.num_kv_heads,
+            head_dim=loaded_model.head_dim,
+            max_positions=loaded_model.max_positions,
             num_slots=num_slots,
             max_context=max_context,
             max_prefill_tokens=max_prefill_tokens,
@@ -54,7 +54,7 @@ class LocalClient(ModelClient):
             lockstep=lockstep,
         )
         self._mailbox: _Mailbox | None = None
-        self._grammars = Grammars(loaded.directory, self.vocab_size, loaded.end_token_ids)
+        self._grammars = Grammars(loaded_model.directory, self.vocab_size, loaded_model.end_token_ids)
         self._is_special: dict[int, bool] = {}
 
     def session(self, order: tuple[str, int]) -> "LocalSession":
@@ -108,7 +108,7 @@ class LocalClient(ModelClient):
             grammar = await self._grammars.begin(sampling.grammar, sampling.stop_token_ids)
         return Watch(
             sampling,
-            decode=self.loaded.tokenizer.decode,
+            decode=self.loaded_model.tokenizer.decode,
             is_special=self.is_special,
             listener=listener,
             grammar=grammar,
@@ -118,7 +118,7 @@ class LocalClient(ModelClient):
         """Whether a token is left out of text, such as an end token."""
         cached_answer = self._is_special.get(token)
         if cached_answer is None:
-            tokenizer = self.loaded.tokenizer
+            tokenizer = self.loaded_model.tokenizer
             cached_answer = self._is_special[token] = not tokenizer.decode([token]) and bool(
                 tokenizer.token_text(token)
             )
@@ -127,14 +127,14 @@ class LocalClient(ModelClient):
     def require_readable(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Raises ValueError for what would fail inside the engine, where it would fail its neighbours as
         well."""
-        if (images := self.loaded.tokenizer.images) is not None:
+        if (images := self.loaded_model.tokenizer.images) is not None:
             of_images = {
                 each for number in image_numbers(prompt_ids) for each in images.ids(IMAGES.get(number))
             }
             unknown = (each for each in prompt_ids if each >= PATCH_IDS_FROM and each not in of_images)
             if (token := next(unknown, None)) is not None:
                 raise ValueError(f"The prompt has the id {token}, which is no token of an image.")
-            if self.loaded.model.sees_images_whole:
+            if self.loaded_model.model.sees_images_whole:
                 _require_whole_images(prompt_ids, images)
             prompt_ids = [each for each in prompt_ids if each < PATCH_IDS_FROM]
         if not prompt_ids or not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
@@ -187,7 +187,7 @@ class LocalSession(TokenSession):
         watch = request.watch
         text = watch.text if watch is not None else None
         if text is None:
-            text = self.client.loaded.tokenizer.decode(request.said_ids)
+            text = self.client.loaded_model.tokenizer.decode(request.said_ids)
         assert request.finish_reason is not None, "a delivered request has a finish reason"
         return ModelOutput(
             text=text,
@@ -259,10 +259,10 @@ class LocalSession(TokenSession):
 class _Reader:
     """The waiter for an answer, which may listen to its pieces."""
 
-    __slots__ = ("_on_piece", "_piece", "answered")
+    __slots__ = ("_on_piece", "_piece", "answer")
 
     def __init__(self, answer: "asyncio.Future[None]", on_piece: OnPiece | None) -> None:
-        self.answered = answer
+        self.answer = answer
         self._on_piece = on_piece
         self._piece: TokenPiece | None = None
         """The text and tokens since `tell`."""
@@ -281,12 +281,12 @@ class _Reader:
 
     def tell(self) -> None:
         piece, self._piece = self._piece, None
-        if piece is None or self._on_piece is None or self.answered.done():
+        if piece is None or self._on_piece is None or self.answer.done():
             return
         try:
             self._on_piece(piece)
         except Exception as error:  # noqa: BLE001  it is the caller's own and ends the caller's call
-            self.answered.set_exception(error)
+            self.answer.set_exception(error)
 
 
 class _Mailbox:
@@ -295,19 +295,19 @@ class _Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._arrived: deque[tuple[_Reader, Request | TokenPiece]] = deque()
+        self._arrivals: deque[tuple[_Reader, Request | TokenPiece]] = deque()
         self._wake_up_sent = False
 
     def put(self, reader: _Reader, what: Request | TokenPiece) -> None:
         """Add what is fetched at the next wake-up."""
-        self._arrived.append((reader, what))
+        self._arrivals.append((reader, what))
 
     def deliver(self, reader: _Reader, request: Request) -> None:
         self.put(reader, request)
         self.wake()
 
     def wake(self) -> None:
-        if self._wake_up_sent or not self._arrived:
+        if self._wake_up_sent or not self._arrivals:
             return
         self._wake_up_sent = True
         with suppress(RuntimeError):  # the loop was closed: nobody waits any more
@@ -316,16 +316,16 @@ class _Mailbox:
     def _empty(self) -> None:
         self._wake_up_sent = False  # first, so that what arrives from here on sends a wake-up of its own
         listening: list[_Reader] = []
-        for _ in range(len(self._arrived)):
-            reader, what = self._arrived.popleft()
+        for _ in range(len(self._arrivals)):
+            reader, what = self._arrivals.popleft()
             if isinstance(what, TokenPiece):
                 if reader.hear(what):
                     listening.append(reader)
                 continue
             reader.tell()
-            if not reader.answered.done():
+            if not reader.answer.done():
                 # Not the request: it knows its reader, and such a circle, with the state of its grammar,
                 # would wait for the garbage collector, which a server runs seldom.
-                reader.answered.set_result(None)
+                reader.answer.set_result(None)
         for reader in listening:
             reader.tell()

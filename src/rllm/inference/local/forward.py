@@ -172,8 +172,8 @@ class _PromptGroup:
 
     def attend(self, layer: int, queries: Tensor, wishes: Wishes, *, only_last: bool) -> Tensor:
         num_rows, (_, num_heads, head_dim) = self.num_rows, queries.shape
-        keys = _picked(self._shelf.keys[layer][:, :, : self._span], self._rows)
-        values = _picked(self._shelf.values[layer][:, :, : self._span], self._rows)
+        keys = _rows_of(self._shelf.keys[layer][:, :, : self._span], self._rows)
+        values = _rows_of(self._shelf.values[layer][:, :, : self._span], self._rows)
         is_grouped = num_heads != self._shelf.num_kv_heads
         if only_last:
             last = queries.reshape(num_rows, num_heads, 1, head_dim)
@@ -264,7 +264,7 @@ class DecodeRows:
         attention_output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in self._groups:
             places = group.places
-            part = group.attend(layer, _picked(queries, places), wishes, _picked(positions_B, places))
+            part = group.attend(layer, _rows_of(queries, places), wishes, _rows_of(positions_B, places))
             if isinstance(places, slice):
                 attention_output[places] = part
             else:
@@ -512,6 +512,6 @@ def _join(first: Tensor | None, second: Tensor | None) -> Tensor:
     return torch.cat((first, second))
 
 
-def _picked(tensor: Tensor, rows: slice | Tensor) -> Tensor:
+def _rows_of(tensor: Tensor, rows: slice | Tensor) -> Tensor:
     """`tensor[rows]`, which copies a row at once where a tensor as index would copy number by number."""
     return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)

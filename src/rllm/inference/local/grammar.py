@@ -39,7 +39,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._end_token_ids = sorted(end_token_ids)
         self._vocabulary: Any = None
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._matchers: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
@@ -71,9 +71,9 @@ class Grammars:
 
     def _from_cache(self, text: str) -> Any:
         with self._lock:
-            if text in self._compiled:
-                self._compiled.move_to_end(text)
-            return self._compiled.get(text)
+            if text in self._matchers:
+                self._matchers.move_to_end(text)
+            return self._matchers.get(text)
 
     def _compile(self, text: str) -> Any:
         matcher = self._from_cache(text)  # the request before may have asked for the same
@@ -91,9 +91,9 @@ class Grammars:
         if len(matcher.deep_copy().compute_ff_bytes()) > LONGEST_FORCED:
             raise ValueError(f"`grammar` forces one text that goes on for ever: {_shorten(text)}")
         with self._lock:
-            self._compiled[text] = matcher
-            while len(self._compiled) > MAX_KEPT:
-                self._compiled.popitem(last=False)
+            self._matchers[text] = matcher
+            while len(self._matchers) > MAX_KEPT:
+                self._matchers.popitem(last=False)
         return matcher
 
     def _read_vocabulary(self) -> Any:
@@ -136,7 +136,7 @@ class GrammarState:
         self._look()
 
     @property
-    def forced(self) -> bool:
+    def is_forced(self) -> bool:
         """The grammar leaves no choice about the next token."""
         return self.num_allowed == 1
 

@@ -110,7 +110,7 @@ class LiveRequests:
         self._cache = cache
         self._rows = np.zeros(0, dtype=_COLUMNS)
         self._sampling = self._sampling_rows()
-        self._watched = WatchedRows([])
+        self._watched_rows = WatchedRows([])
         self._tokens_S_T = np.zeros((cache.num_indices, cache.max_context), dtype=np.int64)
         self._logprobs_S_T = np.zeros((cache.num_indices, cache.max_context), dtype=np.float32)
         self._end_ids: set[int] = set()
@@ -133,20 +133,20 @@ class LiveRequests:
         joining = [self._columns(request) for request in requests]
         self._rows = np.concatenate((self._rows, np.array(joining, dtype=_COLUMNS)))
         self._sampling = self._sampling_rows()
-        if self._watched or any(request.watch is not None for request in requests):
-            self._watched = WatchedRows([request.watch for request in self.requests])
+        if self._watched_rows or any(request.watch is not None for request in requests):
+            self._watched_rows = WatchedRows([request.watch for request in self.requests])
 
     def sample(self, logits_B_V: Tensor, policy_version: int) -> list[Request]:
         """Append a token to every answer, and return the requests that are finished by it: they have left."""
         tokens_B, logprobs_B = (values.cpu().numpy() for values in sample(logits_B_V, self._sampling))
         rows = self._rows
-        if self._watched:
-            self._watched.resample(logits_B_V, tokens_B, logprobs_B, self._sampling)
+        if self._watched_rows:
+            self._watched_rows.resample(logits_B_V, tokens_B, logprobs_B, self._sampling)
         self._tokens_S_T[rows["slot"], rows["count"]] = tokens_B
         self._logprobs_S_T[rows["slot"], rows["count"]] = logprobs_B
         ended_B = self._has_ended(tokens_B, logits_B_V.shape[1])
-        if self._watched:
-            self._watched.tell(logits_B_V, self._sampling, tokens_B, logprobs_B, ended_B)
+        if self._watched_rows:
+            self._watched_rows.tell(logits_B_V, self._sampling, tokens_B, logprobs_B, ended_B)
         rows["token"] = tokens_B
         rows["position"] += 1
         rows["count"] += 1
@@ -217,7 +217,7 @@ class LiveRequests:
             request.logprobs += self._logprobs_S_T[slot, num_known:count].tolist()
             request.policy_versions += [policy_version] * (count - num_known)
             if request.watch is not None:
-                for place in request.watch.forced:
+                for place in request.watch.forced_places:
                     request.policy_versions[place] = NOT_SAMPLED
 
     def _remove(self, leaving: Sequence[int], policy_version: int) -> list[Request]:
@@ -240,8 +240,8 @@ class LiveRequests:
         self._rows = self._rows[order]
         self.requests = [self.requests[row] for row in order.tolist()]
         self._sampling = self._sampling_rows()
-        if self._watched:
-            self._watched = WatchedRows([request.watch for request in self.requests])
+        if self._watched_rows:
+            self._watched_rows = WatchedRows([request.watch for request in self.requests])
         self.decoding = None
 
     def lengths(self) -> list[int]:

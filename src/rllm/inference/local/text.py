@@ -1,7 +1,7 @@
 """Tokens in, text out, as they come: whole characters only, and never a part of a text that ends the answer.
 
 token ──TextStream.add──► whole characters ──StopTexts.feed──► text that may be shown
-                                                 └─► `matched`: a stop text is complete
+                                                 └─► `match`: a stop text is complete
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class TextStream:
         self._decode = decode
         self._is_special = is_special
         self._ids: list[int] = []
-        self._shown = 0
+        self._num_shown = 0
         """Characters of the window's text that were handed out."""
         self._fresh = 0
         """Where in the window the tokens begin that came after the last whole text."""
@@ -42,10 +42,10 @@ class TextStream:
         self._ids.append(token)
         text = self._decode(self._ids)
         end = len(text.rstrip(BROKEN))
-        new = text[self._shown : end]
+        new = text[self._num_shown : end]
         if len(self._ids) - self._fresh > LONGEST_HELD and (end < len(text) or not new):
             return self._let_through(text)
-        self._shown = max(self._shown, end)
+        self._num_shown = max(self._num_shown, end)
         if new and end == len(text):
             if len(self._ids) >= CONTEXT:
                 self._keep(self._fresh)
@@ -55,20 +55,20 @@ class TextStream:
     def rest(self) -> str:
         """The text that was held back because it is no whole character: nothing comes that could complete
         it."""
-        return self._decode(self._ids)[self._shown :] if self._ids else ""
+        return self._decode(self._ids)[self._num_shown :] if self._ids else ""
 
     def _let_through(self, text: str) -> str:
         """Bytes that make no character: all but the last, which the next token may complete."""
         num_unsure = int(text.endswith(BROKEN))
-        new = text[self._shown : len(text) - num_unsure]
+        new = text[self._num_shown : len(text) - num_unsure]
         self._keep(len(self._ids) - LONGEST_CHARACTER)
-        self._shown = max(0, self._shown - num_unsure)
+        self._num_shown = max(0, self._num_shown - num_unsure)
         self._fresh = 0
         return new
 
     def _keep(self, start: int) -> None:
         self._ids = self._ids[start:]
-        self._shown = len(self._decode(self._ids))
+        self._num_shown = len(self._decode(self._ids))
 
 
 class StopTexts:
@@ -78,28 +78,28 @@ class StopTexts:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.matched: str | None = None
+        self.match: str | None = None
         self._stops = tuple(stops)
-        self._held = ""
+        self._tail = ""
 
     def feed(self, text: str) -> str:
         """The text that may be shown: everything before a match, and nothing that may become the beginning of
         one."""
-        pending = self._held + text
+        pending = self._tail + text
         hits = [
             (start + len(stop), start, stop) for stop in self._stops if (start := pending.find(stop)) >= 0
         ]
         if hits:
-            _, start, self.matched = min(hits)
-            self._held = ""
+            _, start, self.match = min(hits)
+            self._tail = ""
             return pending[:start]
         show = len(pending) - max((_overlap(pending, stop) for stop in self._stops), default=0)
-        self._held = pending[show:]
+        self._tail = pending[show:]
         return pending[:show]
 
     def rest(self) -> str:
         """The text that was held back, once no more can come."""
-        pending, self._held = self._held, ""
+        pending, self._tail = self._tail, ""
         return pending
 
 

@@ -114,9 +114,9 @@ class UnreadPrompts:
     def drop_cancelled(self) -> list[Request]:
         """Take out the requests that were cancelled."""
         # A prompt that was cut has one request: the budget was used up before it could be shared.
-        dropped = [prompt for prompt in self.prompts if _is_cancelled(prompt.requests[0])]
+        cancelled_prompts = [prompt for prompt in self.prompts if _is_cancelled(prompt.requests[0])]
         self.prompts = [prompt for prompt in self.prompts if not _is_cancelled(prompt.requests[0])]
-        return [request for prompt in dropped for request in prompt.requests]
+        return [request for prompt in cancelled_prompts for request in prompt.requests]
 
 
 def _is_cancelled(request: Request) -> bool:

@@ -49,16 +49,16 @@ class Watch:
         self.listener = listener
         self.num_top = sampling.top_logprobs
         self.top_logprobs: list[TopLogprobs] = []
-        self.forced: list[int] = []
+        self.forced_places: list[int] = []
         """Places in the answer whose token the grammar alone chose, ascending."""
         self.error: InferenceError | None = None
         """The error that ended this answer and no other."""
         self._decode = decode
         self._stops = StopTexts(sampling.stop)
         self._stream = TextStream(decode, is_special) if listener or sampling.stop else None
-        self._decoded: list[str] = []
+        self._texts: list[str] = []
         """The text of the tokens so far."""
-        self._shown: list[str] = []
+        self._answer_texts: list[str] = []
         """The part of it that belongs to the answer for sure."""
         self._piece = TokenPiece()
         self._num_taken = 0
@@ -66,18 +66,18 @@ class Watch:
     @property
     def text(self) -> str | None:
         """The whole answer; None when nobody asked for its text while it was written."""
-        return None if self._stream is None else "".join(self._shown)
+        return None if self._stream is None else "".join(self._answer_texts)
 
     @property
     def stop_sequence(self) -> str | None:
-        return self._stops.matched
+        return self._stops.match
 
     def take(self, token: int, logprob: float, top: TopLogprobs | None, *, is_end: bool) -> bool:
         """Hear of the next token, and say whether the answer is over with it."""
         if top is not None:
             self.top_logprobs.append(top)
-        if self.grammar is not None and self.grammar.forced:
-            self.forced.append(self._num_taken)
+        if self.grammar is not None and self.grammar.is_forced:
+            self.forced_places.append(self._num_taken)
         self._num_taken += 1
         if self.listener is not None:
             self._piece.token_ids.append(token)
@@ -89,7 +89,7 @@ class Watch:
         if self._stream is not None:
             self._show(self._stream.add(token))
             self._send(even_without_text=False)
-        if self._stops.matched is not None:
+        if self._stops.match is not None:
             return True
         if self.grammar is None:
             return False
@@ -99,9 +99,9 @@ class Watch:
     def finish(self, said_ids: Sequence[int]) -> None:
         """The answer is over: show what was held back. `said_ids` are its tokens without the end token."""
         if self.error is None:
-            self.guarded(lambda: self._finish(said_ids))
+            self.finish_on_error(lambda: self._finish(said_ids))
 
-    def guarded(self, act: Callable[[], bool]) -> bool:
+    def finish_on_error(self, act: Callable[[], bool]) -> bool:
         """The result of `act`; True, the answer is over, where it raises: one answer's trouble must not end
         its neighbours."""
         try:
@@ -115,8 +115,8 @@ class Watch:
             return True
 
     def _finish(self, said_ids: Sequence[int]) -> bool:
-        if self._stream is not None and self._stops.matched is None:
-            text = "".join(self._decoded)
+        if self._stream is not None and self._stops.match is None:
+            text = "".join(self._texts)
             whole = self._decode(said_ids)
             # A tokenizer that takes back what it had said is not followed: it was handed out already.
             self._show(whole[len(text) :] if whole.startswith(text) else self._stream.rest())
@@ -126,12 +126,12 @@ class Watch:
 
     def _show(self, text: str) -> None:
         if text:
-            self._decoded.append(text)
+            self._texts.append(text)
             self._keep(self._stops.feed(text))
 
     def _keep(self, text: str) -> None:
         if text:
-            self._shown.append(text)
+            self._answer_texts.append(text)
             if self.listener is not None:
                 self._piece.text += text
 
@@ -149,7 +149,7 @@ class WatchedRows:
         self._watches = [(row, watch) for row, watch in enumerate(watches) if watch is not None]
         self._grammars = [(row, watch.grammar) for row, watch in self._watches if watch.grammar is not None]
         self._wakes = {watch.listener.wake for _, watch in self._watches if watch.listener is not None}
-        self._topped = [(row, watch.num_top) for row, watch in self._watches if watch.num_top]
+        self._top_counts = [(row, watch.num_top) for row, watch in self._watches if watch.num_top]
 
     def __bool__(self) -> bool:
         return bool(self._watches)
@@ -182,13 +182,13 @@ class WatchedRows:
         for row, watch in self._watches:
             token, logprob, is_end = int(tokens_B[row]), float(logprobs_B[row]), bool(ended_B[row])
             take = partial(watch.take, token, logprob, top_of_row.get(row), is_end=is_end)
-            ended_B[row] = watch.guarded(take)
+            ended_B[row] = watch.finish_on_error(take)
         for wake in self._wakes:
             wake()
 
     def _most_likely(self, logits_B_V: Tensor, sampling: SamplingRows) -> dict[int, TopLogprobs]:
-        if not self._topped:
+        if not self._top_counts:
             return {}
-        rows = [row for row, _ in self._topped]
-        best = most_likely(logits_B_V[rows], sampling.part(rows), max(count for _, count in self._topped))
-        return {row: top[:count] for (row, count), top in zip(self._topped, best, strict=True)}
+        rows = [row for row, _ in self._top_counts]
+        best = most_likely(logits_B_V[rows], sampling.part(rows), max(count for _, count in self._top_counts))
+        return {row: top[:count] for (row, count), top in zip(self._top_counts, best, strict=True)}
