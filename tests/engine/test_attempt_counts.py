@@ -100,7 +100,7 @@ def test_who_is_stopped_twice_counts_as_what_it_was_stopped_for_first() -> None:
     vitals = Vitals(EpisodeId(task_id="t"), interrupt=lambda: calls.append(1))
     vitals.stop(Outcome.CANCELLED)
     vitals.stop(Outcome.TRUNCATED)
-    assert (vitals.stopped, calls) == (Outcome.CANCELLED, [1])
+    assert (vitals.stop_outcome, calls) == (Outcome.CANCELLED, [1])
 
 
 def test_collections_are_rarer_by_a_known_factor_and_as_before_when_the_engine_is_done() -> None:

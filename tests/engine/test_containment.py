@@ -252,16 +252,16 @@ async def test_the_end_of_a_coroutine_is_its_own_or_that_of_its_time() -> None:
         return "late"
 
     end = await contained(returns())
-    assert (end.value, end.error, end.timed_out, end.abandoned) == ("value", None, False, False)
+    assert (end.value, end.error, end.timed_out, end.is_abandoned) == ("value", None, False, False)
     end = await contained(leaves())
     assert (end.value, type(end.error), end.timed_out) == (None, SystemExit, False)
     for num_swallowed in (0, 1):
         events.clear()
         end = await contained(waits(num_swallowed), in_s=0.01)
-        assert (end.value, end.timed_out, end.abandoned) == (None, True, False)
+        assert (end.value, end.timed_out, end.is_abandoned) == (None, True, False)
         assert events == ["told"] * (num_swallowed + 1)
     end = await contained(waits(100), in_s=0.01)
-    assert (end.timed_out, end.abandoned) == (True, True)
+    assert (end.timed_out, end.is_abandoned) == (True, True)
     for _ in range(3):
         await asyncio.sleep(0)
     assert all(task is not None and task.done() for task in tasks), "what is left behind waits for nothing"
@@ -284,7 +284,7 @@ async def test_what_is_left_behind_is_waited_for_and_told_of_by_nobody(
     for _ in range(3):
         await asyncio.sleep(0)
     gc.collect()
-    assert (end.abandoned, num_after) == (True, num_before)
+    assert (end.is_abandoned, num_after) == (True, num_before)
     assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
 
 
@@ -306,7 +306,7 @@ async def test_whoever_stops_a_coroutine_or_waits_for_it_and_is_cancelled_ends_i
     for _ in range(2):
         stops[0]()
     end = await stopped
-    assert (end.timed_out, end.abandoned, events) == (True, False, ["begun", "told"])
+    assert (end.timed_out, end.is_abandoned, events) == (True, False, ["begun", "told"])
     waiting = asyncio.ensure_future(contained(waits()))
     while events[-1] != "begun":
         await asyncio.sleep(0)

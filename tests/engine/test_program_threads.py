@@ -75,7 +75,7 @@ async def test_a_program_whose_time_is_up_is_given_up_told_to_end_and_awaited(
     with pytest.raises(OutOfTime, match=r"600 s; .*in endless") as raised:
         await running
     assert events == ["begun", "given up", "told to end"]
-    assert (raised.value.abandoned, runner.num_abandoned) == (False, 0)
+    assert (raised.value.is_abandoned, runner.num_abandoned) == (False, 0)
     await runner.close()
 
 
@@ -106,7 +106,7 @@ async def test_what_does_not_end_is_left_behind_and_counted_and_the_next_runs(
         advance(601.0)
         with pytest.raises(OutOfTime, match=r"in blocks") as raised:
             await running
-        assert (raised.value.abandoned, runner.num_abandoned) == (True, number)
+        assert (raised.value.is_abandoned, runner.num_abandoned) == (True, number)
     assert (await runner.run(asyncio.sleep, 0, "slept", is_async=True, timeout_s=20)).value == "slept"
     assert (await runner.run(lambda: "ran", is_async=False, timeout_s=20)).value == "ran"
     await runner.close()
@@ -141,7 +141,7 @@ async def test_a_plain_function_may_be_stopped_and_what_it_makes_of_that_is_its_
         advance(601.0)
         with pytest.raises(OutOfTime, match=r"in spins") as raised:
             await running
-        assert not raised.value.abandoned
+        assert not raised.value.is_abandoned
     assert runner.num_abandoned == 0
 
 
@@ -238,7 +238,7 @@ def test_a_client_that_nobody_closed_has_the_time_to_close_its_connections() -> 
         return "answer"
 
     loop = ProgramLoop()
-    assert loop.start(program).ended.result(20).value == "answer"
+    assert loop.start(program).end.result(20).value == "answer"
     loop.leave()
     loop.over.result(20)
     assert log == ["closed"]

@@ -271,7 +271,7 @@ async def test_odd_but_whole_values_are_kept_as_they_are(tmp_path: Path) -> None
 
 def is_kept(*trajectories: Trajectory, records: Records | None = None) -> bool:
     episode = Episode(id="t:0", outcome=Outcome.SCORED, trajectories=list(trajectories))
-    kept, error = (records or Records("agent", stored=True)).keep(episode, None)
+    kept, error = (records or Records("agent", is_stored=True)).keep(episode, None)
     assert (kept is episode, kept.outcome is Outcome.SCORED) == (error is None, error is None)
     return error is None
 
@@ -287,7 +287,7 @@ def test_rewards_are_kept_up_to_what_32_bits_can_square() -> None:
 
 
 def test_no_two_trajectories_of_a_run_have_one_uid() -> None:
-    records = Records("agent", stored=False)
+    records = Records("agent", is_stored=False)
     assert is_kept(Trajectory(uid="a"), Trajectory(uid="b"), records=records)
     assert not is_kept(Trajectory(uid="c"), Trajectory(uid="c"), records=records)
     assert not is_kept(Trajectory(uid="d"), Trajectory(uid="a"), records=records)
@@ -299,7 +299,7 @@ def test_what_is_something_else_than_it_should_be_is_left_out_whole() -> None:
     step = Step(info="words", timings=3, thought="hm")  # type: ignore[arg-type]
     trajectory = Trajectory(info="words", signals=[1.0], steps=[step])  # type: ignore[arg-type]
     episode = Episode(outcome=Outcome.SCORED, trajectories=[trajectory], metrics="many")  # type: ignore[arg-type]
-    kept, error = Records("agent", stored=True).keep(episode, None)
+    kept, error = Records("agent", is_stored=True).keep(episode, None)
     assert isinstance(error, AgentError)
     (rest,) = kept.trajectories
     assert (rest.info, rest.signals, kept.metrics) == ({}, {}, {})
@@ -310,7 +310,7 @@ def test_what_cannot_be_kept_of_a_dict_is_left_out_key_by_key_up_to_a_hundred() 
     for size, num_kept in ((99, 99), (100, 0)):
         info: dict[str, Any] = {str(number): number for number in range(size)} | {"bad": object()}
         episode = Episode(outcome=Outcome.SCORED, trajectories=[Trajectory(info=info, steps=[Step()])])
-        kept, error = Records("agent", stored=True).keep(episode, None)
+        kept, error = Records("agent", is_stored=True).keep(episode, None)
         assert error is not None
         assert kept.trajectories[0].info.keys() - {"error"} == {str(number) for number in range(num_kept)}
         assert (kept.trajectories[0].reward, len(kept.trajectories[0].steps)) == (None, 1)

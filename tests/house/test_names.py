@@ -31,9 +31,9 @@ NO_PARTICIPLES = {"bed", "embed", "feed", "hundred", "indeed", "need", "red", "s
 PARTICIPLES = {
     "cli": 23,
     "data": 39,
-    "engine": 30,
+    "engine": 9,
     "gateway": 100,
-    "inference": 6,
+    "inference": 5,
     "integrations": 60,
     "rewards": 71,
     "sandbox": 51,

@@ -244,7 +244,7 @@ class _Run:
         self.sampling = sampling
         self.pool = EnvironmentPool(engine.env_workers)
         self.turnstile = Turnstile()
-        self.records = Records(AGENT, stored=engine.stored)
+        self.records = Records(AGENT, is_stored=engine.stored)
         self.quota = Quota(num_wanted, self._stop) if num_wanted else None
         self._num_workers = 0
         self._loop = asyncio.get_running_loop()
@@ -324,7 +324,7 @@ class _Run:
             and trajectory.info["error"]["place"] == ENVIRONMENT
             and broken_contract(vitals.failure) is None
             and tries < self.engine.retry_limit
-            and vitals.stopped is None
+            and vitals.stop_outcome is None
             and not self._late()
         )
 

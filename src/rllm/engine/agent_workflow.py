@@ -249,7 +249,7 @@ class _Run:
         self.sampling = sampling
         self.raise_on_error = raise_on_error
         self.quota: Quota | None = None
-        self.records = Records(WORKFLOW, stored=engine.stored)
+        self.records = Records(WORKFLOW, is_stored=engine.stored)
         self.pool = EnvironmentPool(engine.max_workers)
         self._loop = asyncio.get_running_loop()
         self._deadline_at = None if engine.deadline_s is None else self._loop.time() + engine.deadline_s
@@ -333,7 +333,7 @@ class _Run:
         return self._late() or (self.quota is not None and self.quota.is_full(identity.task_id))
 
     def _has_time_for_another(self, tries: int, vitals: Vitals) -> bool:
-        return tries < self.engine.retry_limit and vitals.stopped is None and not self._late()
+        return tries < self.engine.retry_limit and vitals.stop_outcome is None and not self._late()
 
     def _wait_s(self, tries: int) -> float:
         return self.engine.settings.patience.doubled_wait_s(tries - 1)

@@ -43,15 +43,15 @@ class Vitals:
     """Model calls that were asked again."""
     failure: BaseException | None = None
     """The reason that its latest try failed."""
-    stopped: Outcome | None = None
+    stop_outcome: Outcome | None = None
     """The outcome that it counts as when it was told to stop."""
     interrupt: Callable[[], None] | None = None
     """Ends it wherever it waits; set while it is played."""
 
     def stop(self, outcome: Outcome) -> None:
         """End the rollout now: it counts as `outcome`."""
-        if self.stopped is None:
-            self.stopped = outcome
+        if self.stop_outcome is None:
+            self.stop_outcome = outcome
             if self.interrupt is not None:
                 self.interrupt()
 

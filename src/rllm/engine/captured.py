@@ -38,7 +38,7 @@ class Captured:
     records: list[CallRecord]
 
     @property
-    def answered(self) -> list[CallRecord]:
+    def answers(self) -> list[CallRecord]:
         """Whole answers: all that may become a Step."""
         return [record for record in self.records if record.status is CallStatus.OK]
 
@@ -66,7 +66,7 @@ class Captured:
             error = record.error or {}
             if limit := exhausted_limit(error.get("code")):
                 return limit, str(error.get("message"))
-        answers = self.answered
+        answers = self.answers
         num_sampled = sum({each.id: each.usage.get("completion_tokens", 0) for each in answers}.values())
         if 0 < budget.tokens <= num_sampled and answers[-1].finish_reason == FinishReason.LENGTH:
             return "tokens", f"An answer was cut off by the last of {budget.tokens} tokens."
@@ -74,14 +74,14 @@ class Captured:
 
     def infrastructure_error(self) -> dict[str, Any] | None:
         """The fault of the engine or server that no later try of the same call made good."""
-        answers = self.answered
+        answers = self.answers
         for record in reversed(self.records):
             if _is_infrastructure(record) and not any(_same_request(record, other) for other in answers):
                 return record.error
         return None
 
 
-def join(result: Episode | Trajectory | None, captured: Captured, role: str) -> tuple[Episode, list[str]]:
+def join(result: Episode | Trajectory | None, calls: Captured, role: str) -> tuple[Episode, list[str]]:
     """The episode with the tokens of its calls, and the ids of calls that no Step claims.
 
     `role` names trajectories that have no name of their own. What the program returned is copied, not
@@ -91,7 +91,7 @@ def join(result: Episode | Trajectory | None, captured: Captured, role: str) -> 
         episode = replace(result, trajectories=[_own(each, role) for each in result.trajectories])
     else:
         episode = Episode(trajectories=[] if result is None else [_own(result, role)])
-    answers = captured.answered
+    answers = calls.answers
     if not any(trajectory.steps for trajectory in episode.trajectories):
         if len(episode.trajectories) > 1 and answers:
             names = ", ".join(trajectory.name for trajectory in episode.trajectories)
@@ -103,7 +103,7 @@ def join(result: Episode | Trajectory | None, captured: Captured, role: str) -> 
             episode.trajectories.append(Trajectory(name=role))
         episode.trajectories[0].steps = [step_of(record) for record in answers]
         return episode, []
-    claims = _Claims(captured, role)
+    claims = _Claims(calls, role)
     steps = [(trajectory, step) for trajectory in episode.trajectories for step in trajectory.steps]
     steps_without_id = [each for each in steps if not claims.by_id(*each)]
     claims.by_content(steps_without_id)
@@ -120,13 +120,13 @@ def step_of(record: CallRecord) -> Step:
 class _Claims:
     """Which Step is which call."""
 
-    def __init__(self, captured: Captured, role: str) -> None:
+    def __init__(self, calls: Captured, role: str) -> None:
         self.step_of_call: dict[tuple[str, int], tuple[Trajectory, Step]] = {}
-        self._answers = captured.answered
+        self._answers = calls.answers
         self._choices: dict[str, dict[int, CallRecord]] = {}
         for record in self._answers:
             self._choices.setdefault(record.id, {})[record.choice] = record
-        self._broken_ids = {record.id for record in captured.records} - self._choices.keys()
+        self._broken_ids = {record.id for record in calls.records} - self._choices.keys()
         self._role = role
 
     def by_id(self, trajectory: Trajectory, step: Step) -> bool:

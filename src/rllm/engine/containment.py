@@ -2,7 +2,7 @@
 
     contain(coroutine, time_up) ──► ContainedEnd(value or error)     it came to an end by itself
                                   ──► ContainedEnd(timed_out=True)     its time was up, however it then ended
-                                  ──► ContainedEnd(abandoned=True)     nor did it end in the grace period
+                                  ──► ContainedEnd(is_abandoned=True)  nor did it end in the grace period
 
 What it raises is handed over, CancelledError and SystemExit included, which would otherwise end the loop. One
 that is told to end and swallows that is told again, then closed, then left behind where nobody waits for it.
@@ -26,7 +26,7 @@ class ContainedEnd:
     error: BaseException | None = None
     timed_out: bool = False
     """Its time was up, or somebody stopped it; what it returned or raised afterwards does not count."""
-    abandoned: bool = False
+    is_abandoned: bool = False
     """It did not end, and runs on."""
 
 
@@ -53,7 +53,7 @@ async def contain(
     if running.done() and loop.time() < time_up and not stop_future.done():
         return running.result()
     await _end(running, coroutine)
-    return ContainedEnd(timed_out=True, abandoned=not running.done())
+    return ContainedEnd(timed_out=True, is_abandoned=not running.done())
 
 
 async def _run_to_end(coroutine: Coroutine[Any, Any, Any]) -> ContainedEnd:

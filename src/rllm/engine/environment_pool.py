@@ -48,7 +48,7 @@ class _Worker:
     job: _Job | None = None
     started_at: float = field(init=False)
     """When it took the job, by `time.monotonic`."""
-    replaced: bool = False
+    is_replaced: bool = False
     """It is stuck in its job, and another one has taken its place."""
     wake: threading.Lock = field(default_factory=threading.Lock)
     """Held while there is nothing for it to do."""
@@ -123,7 +123,7 @@ class EnvironmentPool:
             for worker in self._busy.copy():
                 job = worker.job
                 if job is not None and now >= worker.started_at + job.timeout_s:
-                    worker.replaced = True
+                    worker.is_replaced = True
                     self._busy.remove(worker)
                     late.append(job)
             all_are_slow = all(worker.job and now > worker.started_at + SLOW_S for worker in self._busy)
@@ -149,7 +149,7 @@ class EnvironmentPool:
         while True:
             with self._lock:
                 worker.job = None
-                if worker.replaced:
+                if worker.is_replaced:
                     return None
                 if self._waiting:
                     worker.started_at = time.monotonic()
@@ -176,7 +176,7 @@ class EnvironmentPool:
                     )
                     error.__cause__ = user_error
                 self._mean_s += 0.1 * (time.monotonic() - worker.started_at - self._mean_s)
-            if worker.replaced:
+            if worker.is_replaced:
                 return
             self._done.append((job, result, error))
             if self._wake_up_sent:

@@ -43,9 +43,9 @@ class ProgramEnd:
 class OutOfTime(Exception):
     """A program was still busy when its time was up."""
 
-    def __init__(self, message: str, *, abandoned: bool) -> None:
+    def __init__(self, message: str, *, is_abandoned: bool) -> None:
         super().__init__(message)
-        self.abandoned = abandoned
+        self.is_abandoned = is_abandoned
         """It did not end when it was told to, and is left behind."""
 
 
@@ -55,7 +55,7 @@ class ProgramStopped(BaseException):
 
 @dataclass(slots=True)
 class _Running:
-    ended: "Future[ProgramEnd]"
+    end: "Future[ProgramEnd]"
     stop: Callable[[], None]
     """Asks it to end; does nothing to a thread unless such are stopped."""
     place: Callable[[], str]
@@ -92,7 +92,7 @@ class ProgramRunner:
         Raises OutOfTime, with the line that it is at. What the function raises is returned, not raised.
         """
         running = self._start(function, arguments, is_async)
-        end = asyncio.wrap_future(running.ended)
+        end = asyncio.wrap_future(running.end)
         try:
             await asyncio.wait({end}, timeout=timeout_s)
             if end.done():
@@ -107,8 +107,8 @@ class ProgramRunner:
             if running.loop is not None or self._stops_threads:
                 await asyncio.wait({end}, timeout=self._grace_s)
             raise
-        abandoned = not end.done()
-        if abandoned:
+        is_abandoned = not end.done()
+        if is_abandoned:
             self.num_abandoned += 1
             loop = running.loop
             if loop is not None and loop is self._loop:  # perhaps it blocks the whole loop
@@ -116,7 +116,7 @@ class ProgramRunner:
                 self._loop = None
         raise OutOfTime(
             f"It had not returned after {timeout_s:g} s{f'; it was at {where}' if where else ''}.",
-            abandoned=abandoned,
+            is_abandoned=is_abandoned,
         )
 
     async def close(self) -> None:
@@ -148,7 +148,7 @@ def _start_thread(function: Callable[..., Any], arguments: tuple[Any, ...], can_
     thread.start()
 
     return _Running(
-        ended=end,
+        end=end,
         stop=program.stop if can_stop else lambda: None,
         place=lambda: frames_text(frames_of_thread(thread.ident)),
     )
@@ -255,7 +255,7 @@ class ProgramLoop:
         def stop() -> None:
             self._call(lambda: [task.cancel() for task in tasks])
 
-        return _Running(ended=end, stop=stop, place=lambda: self._place_of(tasks), loop=self)
+        return _Running(end=end, stop=stop, place=lambda: self._place_of(tasks), loop=self)
 
     def leave(self) -> None:
         """Whoever is still in it is cancelled, and the loop ends as soon as nobody blocks it."""

@@ -30,10 +30,10 @@ _MAX_KEYS_TRIED = 100
 class Records:
     """The episodes of one run of an engine, as they end."""
 
-    def __init__(self, place: str, *, stored: bool) -> None:
+    def __init__(self, place: str, *, is_stored: bool) -> None:
         """`place`: whose values these are, for the record of a failure. `stored`: a store is to hold them."""
         self._place = place
-        self._stored = stored
+        self._is_stored = is_stored
         self._uids: set[str] = set()
 
     def keep(self, episode: Episode, error: BaseException | None) -> tuple[Episode, BaseException | None]:
@@ -70,7 +70,7 @@ class Records:
                         f"{where} has a reward of {reward:g} (role {trajectory.name!r}); rewards must be "
                         f"between {-MAX_ABS_REWARD:g} and {MAX_ABS_REWARD:g}, so that they can be compared."
                     )
-        if self._stored:
+        if self._is_stored:
             require_storable(episode)
 
 

@@ -228,7 +228,7 @@ class _Rollout:
             async with asyncio.timeout_at(time_up) as scope:
                 self.vitals.interrupt = partial(_expire, scope)
                 try:
-                    if self.vitals.stopped is None:
+                    if self.vitals.stop_outcome is None:
                         await self.play()
                 finally:
                     self.vitals.interrupt = None
@@ -238,8 +238,8 @@ class _Rollout:
             pass
         except Exception as error:  # noqa: BLE001  the agent broke its contract, or gave what nobody can read
             return _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error, AGENT)
-        if self.vitals.stopped is not None:
-            return _Ended(TerminationReason.UNKNOWN, self.vitals.stopped)
+        if self.vitals.stop_outcome is not None:
+            return _Ended(TerminationReason.UNKNOWN, self.vitals.stop_outcome)
         late = TimeoutError(
             f"The time of the episode was up in turn {self.vitals.turn}, when it waited for "
             f"{self.vitals.waits_for}."

@@ -194,7 +194,7 @@ class TracedEngine:
         session_sampling, num_attempts = self._session_sampling(sampling), len(pending)
         if self.flow.prepare is not None:
             await asyncio.to_thread(self.flow.prepare)
-        records = Records(PROGRAM, stored=self.stored)
+        records = Records(PROGRAM, is_stored=self.stored)
 
         def work(results: Finished) -> Coroutine[Any, Any, None]:
             return self._work(pending, num_attempts, records, results, purpose, session_sampling)
@@ -328,18 +328,18 @@ class _Attempt:
             )
             result, error = end.value, end.error
         except OutOfTime as late:
-            error, num_abandoned = late, int(late.abandoned)
+            error, num_abandoned = late, int(late.is_abandoned)
         finally:
             await self.session.close()
         program_s = time.perf_counter() - start_s
-        captured = Captured(self.session.traces())
+        calls = Captured(self.session.traces())
         self.vitals.failure = None
         try:
-            episode = await self._episode(result, error, captured, runner)
+            episode = await self._episode(result, error, calls, runner)
         except Exception as unreadable:  # noqa: BLE001  what users return may hold anything
             contract_error = contract_error_of(unreadable, f"What {flow.name} returned cannot be read")
-            episode = self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, contract_error, PROGRAM)
-        episode.metrics |= captured.counts() | {
+            episode = self._failed_episode(calls, Outcome.INFRASTRUCTURE_FAILURE, contract_error, PROGRAM)
+        episode.metrics |= calls.counts() | {
             "abandoned_threads": float(num_abandoned),
             "program_s": program_s,
             "started_at": started_at,
@@ -348,10 +348,10 @@ class _Attempt:
         return episode
 
     async def _episode(
-        self, value: Any, error: BaseException | None, captured: Captured, runner: ProgramRunner
+        self, value: Any, error: BaseException | None, calls: Captured, runner: ProgramRunner
     ) -> Episode:
         role = self.engine.flow.name
-        infrastructure = captured.infrastructure_error()
+        infrastructure = calls.infrastructure_error()
         cut_off = error.reason if isinstance(error, TerminationEvent) else None
         if infrastructure is not None:
             cause = InferenceError(
@@ -359,26 +359,26 @@ class _Attempt:
                 f"{infrastructure.get('message')}"
             )
             cause.__cause__ = error
-            return self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, cause, MODEL)
+            return self._failed_episode(calls, Outcome.INFRASTRUCTURE_FAILURE, cause, MODEL)
         if (contract_error := broken_contract(error)) is not None:
-            return self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, contract_error, PROGRAM)
-        limit, refusal = captured.budget_end(self.engine.budget)
+            return self._failed_episode(calls, Outcome.INFRASTRUCTURE_FAILURE, contract_error, PROGRAM)
+        limit, refusal = calls.budget_end(self.engine.budget)
         if limit:  # whatever the program made of the refusal
             cut_off, value = REASONS[limit], None if error is not None else value
         elif isinstance(error, INFRASTRUCTURE_ERRORS):
-            return self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, error, PROGRAM)
+            return self._failed_episode(calls, Outcome.INFRASTRUCTURE_FAILURE, error, PROGRAM)
         elif error is not None and cut_off is None:
-            return self._failed_episode(captured, Outcome.POLICY_FAILURE, error, PROGRAM)
-        if (missing := self._missing_ids(captured)) is not None:
-            return self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, missing, MODEL)
+            return self._failed_episode(calls, Outcome.POLICY_FAILURE, error, PROGRAM)
+        if (missing := self._missing_ids(calls)) is not None:
+            return self._failed_episode(calls, Outcome.INFRASTRUCTURE_FAILURE, missing, MODEL)
         result = require_result(self.engine.flow, value)
         if result is not None:
             whole = result if isinstance(result, Episode) else Episode(trajectories=[result])
             require_episode(whole, f"What {role} returned")
         try:
-            episode, unclaimed_ids = join(result, captured, role)
+            episode, unclaimed_ids = join(result, calls, role)
         except BrokenOffCall as broken_off:
-            return self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, broken_off, MODEL)
+            return self._failed_episode(calls, Outcome.INFRASTRUCTURE_FAILURE, broken_off, MODEL)
         self._identify(episode)
         if unclaimed_ids:
             episode.info["unclaimed_calls"] = unclaimed_ids
@@ -389,7 +389,7 @@ class _Attempt:
         if outcome is Outcome.POLICY_FAILURE:
             cause = episode.info.get("cause", f"{role} says that it ended in an error.")
             ended_in_error = AgentError(str(cause))
-            failed = self._failed_episode(captured, outcome, ended_in_error, PROGRAM)
+            failed = self._failed_episode(calls, outcome, ended_in_error, PROGRAM)
             failed.info = {**episode.info, **failed.info}
             failed.artifacts = episode.artifacts
             return failed
@@ -400,7 +400,7 @@ class _Attempt:
             _note_grading(episode, time.perf_counter() - began_s)
         except (*CONTRACT_ERRORS, InferenceError, OSError, OutOfTime) as judge_failed:
             # An OSError is what the judge's own server caused; TimeoutError is one.
-            return self._failed_episode(captured, Outcome.INFRASTRUCTURE_FAILURE, judge_failed, EVALUATOR)
+            return self._failed_episode(calls, Outcome.INFRASTRUCTURE_FAILURE, judge_failed, EVALUATOR)
         return episode
 
     async def _judge(self, episode: Episode, runner: ProgramRunner) -> EvalOutput:
@@ -442,14 +442,12 @@ class _Attempt:
         if output.metadata:
             episode.info["evaluation"] = output.metadata
 
-    def _failed_episode(
-        self, captured: Captured, outcome: Outcome, cause: BaseException, place: str
-    ) -> Episode:
+    def _failed_episode(self, calls: Captured, outcome: Outcome, cause: BaseException, place: str) -> Episode:
         """An episode without a reward, with all that was sampled and the cause."""
         self.vitals.failure = cause
-        episode, _ = join(None, captured, self.engine.flow.name)
+        episode, _ = join(None, calls, self.engine.flow.name)
         self._identify(episode)
-        episode.termination_reason = _reason_of(cause, captured)
+        episode.termination_reason = _reason_of(cause, calls)
         episode.info["error"] = error_record(cause, place)
         _settle(episode, outcome)
         episode.trajectories[0].info["error"] = episode.info["error"]
@@ -462,8 +460,8 @@ class _Attempt:
         for trajectory in episode.trajectories:
             trajectory.task = self.row
 
-    def _missing_ids(self, captured: Captured) -> ConfigError | None:
-        for record in captured.answered if self.engine.requires_ids else ():
+    def _missing_ids(self, calls: Captured) -> ConfigError | None:
+        for record in calls.answers if self.engine.requires_ids else ():
             if record.no_ids_because:
                 return ConfigError(f"Call {record.id} cannot be trained on: {record.no_ids_because}")
         return None
@@ -503,9 +501,9 @@ def _settle(episode: Episode, outcome: Outcome) -> None:
             trajectory.termination_reason = episode.termination_reason
 
 
-def _reason_of(cause: BaseException, captured: Captured) -> TerminationReason:
+def _reason_of(cause: BaseException, calls: Captured) -> TerminationReason:
     if isinstance(cause, OutOfTime):
         return TerminationReason.TIMEOUT
-    if (captured.last_error or {}).get("code") == "context_length_exceeded":
+    if (calls.last_error or {}).get("code") == "context_length_exceeded":
         return TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED
     return TerminationReason.ERROR

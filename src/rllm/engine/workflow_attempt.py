@@ -96,7 +96,7 @@ class _End:
     place: str = WORKFLOW
     timed_out: bool = False
     """The engine ended it; a workflow may say of itself that its time was up."""
-    abandoned: bool = False
+    is_abandoned: bool = False
     """The workflow did not end when it was told to, and is left behind."""
 
 
@@ -169,9 +169,9 @@ class WorkflowAttempt:
         is_abandoned = False
         try:
             result, end = await self._run()
-            is_abandoned = end.abandoned
+            is_abandoned = end.is_abandoned
         finally:
-            closing = asyncio.ensure_future(self.close(abandoned=is_abandoned))
+            closing = asyncio.ensure_future(self.close(is_abandoned=is_abandoned))
             try:
                 close_errors = await asyncio.shield(closing)
             except asyncio.CancelledError:
@@ -206,9 +206,9 @@ class WorkflowAttempt:
         is_infra_failure = episode.outcome is Outcome.INFRASTRUCTURE_FAILURE
         return is_infra_failure and self.rollout_engine.failure is None and not self._broke_contract
 
-    async def close(self, *, abandoned: bool = False) -> list[str]:
+    async def close(self, *, is_abandoned: bool = False) -> list[str]:
         """End its calls and close its environments; what they raise is kept beside the result."""
-        await self.rollout_engine.close(abandoned=abandoned)
+        await self.rollout_engine.close(is_abandoned=is_abandoned)
         errors: list[str] = []
         for env in [] if self.workflow is None else self.workflow.release_environments():
             try:
@@ -228,8 +228,8 @@ class WorkflowAttempt:
 
     async def _run(self) -> tuple[Episode | None, _End]:
         loop = asyncio.get_running_loop()
-        if self.vitals.stopped is not None:
-            return None, _End(reason=TerminationReason.UNKNOWN, outcome=self.vitals.stopped)
+        if self.vitals.stop_outcome is not None:
+            return None, _End(reason=TerminationReason.UNKNOWN, outcome=self.vitals.stop_outcome)
         try:
             workflow = self.make()
         except Exception as error:  # noqa: BLE001  the one place where it becomes an outcome
@@ -239,19 +239,21 @@ class WorkflowAttempt:
         time_up = time_up if self.deadline_at is None else min(time_up, self.deadline_at)
         end = await contain(workflow.run(self.task, str(self.identity)), time_up, self._let_interrupt)
         self.vitals.interrupt = None
-        if self.vitals.stopped is not None:
+        if self.vitals.stop_outcome is not None:
             return None, _End(
-                reason=TerminationReason.UNKNOWN, outcome=self.vitals.stopped, abandoned=end.abandoned
+                reason=TerminationReason.UNKNOWN,
+                outcome=self.vitals.stop_outcome,
+                is_abandoned=end.is_abandoned,
             )
         if end.timed_out:
-            left = ", nor after it was told to end: it is left behind" if end.abandoned else ""
+            left = ", nor after it was told to end: it is left behind" if end.is_abandoned else ""
             late = TimeoutError(f"{self.name}.run had not returned when its time was up{left}.")
             return None, _End(
                 reason=TerminationReason.TIMEOUT,
                 outcome=Outcome.TRUNCATED,
                 error=late,
                 timed_out=True,
-                abandoned=end.abandoned,
+                is_abandoned=end.is_abandoned,
             )
         if end.error is not None:
             return None, _ended_by(end.error)

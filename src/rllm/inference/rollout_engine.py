@@ -203,12 +203,12 @@ class RolloutEngine:
         can_follow = getattr(client, "can_follow", None)
         return can_follow is not None and await can_follow(_grammar_of(client, schema))
 
-    async def close(self, *, abandoned: bool = False) -> None:
+    async def close(self, *, is_abandoned: bool = False) -> None:
         """End what the workflow left behind: calls that nobody awaits are cancelled, later ones refused.
 
-        `abandoned`: the workflow does not end and swallows every error, so later calls never come back.
+        `is_abandoned`: the workflow does not end and swallows every error, so later calls never come back.
         """
-        self._closed, self._is_abandoned = True, abandoned
+        self._closed, self._is_abandoned = True, is_abandoned
         left = self._asking - {asyncio.current_task()}
         for task in left:
             task.cancel()
