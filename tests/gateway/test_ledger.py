@@ -401,7 +401,7 @@ async def test_an_append_that_was_encoded_before_its_session_was_deleted_is_stor
     calls = conversation("lake", 3)
     await ledger.append(calls[:1])
     encoded = ledger._writer._encode(calls[1:])
-    assert encoded[0][0].kept.parent is not None
+    assert encoded[0][0].kept_prefix.parent is not None
     ledger.delete_session("lake")
     ledger._writer._encode = lambda records: encoded  # type: ignore[method-assign]
     await ledger.append(calls[1:])

@@ -68,7 +68,7 @@ def test_a_call_counts_for_what_has_to_be_read_of_it() -> None:
     """In bytes: its messages, response, tools and prompt as JSON or text, eight an id, four or eight a
     log-probability, and 256 for its row."""
     text = "x" * 800
-    empty = encoded().kept.chain_bytes
+    empty = encoded().kept_prefix.chain_bytes
     assert empty == 256 + len("{}") + len("f"), "a response, and what kind of numbers would follow"
     for fields, num_bytes in (
         ({"messages": [{"a": text}]}, 800 + len('{"a":""}')),
@@ -81,7 +81,7 @@ def test_a_call_counts_for_what_has_to_be_read_of_it() -> None:
         ({"logprobs": [-0.5] * 200}, 800),
         ({"logprobs": [-0.1] * 100}, 800),
     ):
-        assert encoded(**fields).kept.chain_bytes - empty == num_bytes, fields
+        assert encoded(**fields).kept_prefix.chain_bytes - empty == num_bytes, fields
 
 
 def test_a_call_that_goes_on_counts_for_its_row_and_what_is_new() -> None:
@@ -96,11 +96,11 @@ def test_a_call_that_goes_on_counts_for_its_row_and_what_is_new() -> None:
         prompt="z" * 300 + "new",
         prompt_ids=[1] * 50 + [2] * 9 + [3],
     )
-    kept = again.kept
+    kept = again.kept_prefix
     assert kept.parent is first.tip
     assert (kept.id_bytes, kept.messages, kept.prompt_bytes, kept.tools) == (59 * 8, 2, 300, True)
-    empty = encoded().kept.chain_bytes
-    assert kept.chain_bytes - first.kept.chain_bytes == empty + len('{"a":1}') + len("new") + 8
+    empty = encoded().kept_prefix.chain_bytes
+    assert kept.chain_bytes - first.kept_prefix.chain_bytes == empty + len('{"a":1}') + len("new") + 8
 
 
 def test_of_several_calls_the_one_that_saves_most_is_kept_and_of_equals_the_newest() -> None:
@@ -122,16 +122,16 @@ def test_of_several_calls_the_one_that_saves_most_is_kept_and_of_equals_the_newe
             both = encoded(**{name: parts[name] for name in {one, two}})
             others = [encoded(**{name: parts[name]}) for name in parts]
             tips = [each.tip for each in others]
-            best = encoded([*tips, both.tip], **later).kept
+            best = encoded([*tips, both.tip], **later).kept_prefix
             assert best.parent is (both.tip if one != two else tips[list(parts).index("prompt_ids")])
     twins = [encoded(**parts).tip for _ in range(3)]
-    assert encoded(twins, **later).kept.parent is twins[0]
+    assert encoded(twins, **later).kept_prefix.parent is twins[0]
 
 
 def test_a_call_that_shares_nothing_goes_on_from_none() -> None:
     other = encoded(messages=[message("a")], prompt_ids=[1, 2], prompt="one", tools=[{"name": "a"}])
     for fields in ({}, {"messages": [message("b")], "prompt_ids": [2], "prompt": "two", "tools": [{}]}):
-        kept = encoded([other.tip], **fields).kept
+        kept = encoded([other.tip], **fields).kept_prefix
         assert kept == Kept(chain_bytes=kept.chain_bytes)
 
 
@@ -142,27 +142,27 @@ def test_a_request_asked_again_keeps_its_messages_and_not_the_answer_that_it_had
         "prompt_ids": [1] * 200,
         "completion_ids": [2] * 100,
     }
-    kept = encoded([encoded(**fields).tip], **fields).kept
+    kept = encoded([encoded(**fields).tip], **fields).kept_prefix
     assert (kept.messages, kept.id_bytes) == (1, 200 * 8)
     half = fields | {"prompt_ids": [1] * 100, "completion_ids": [1] * 100 + [2] * 100}
-    assert encoded([encoded(**fields).tip], **half).kept.id_bytes <= 100 * 8
+    assert encoded([encoded(**fields).tip], **half).kept_prefix.id_bytes <= 100 * 8
 
 
 def test_no_call_keeps_what_would_be_read_more_than_four_times_and_16_kb_over() -> None:
     fields: dict[str, Any] = {"messages": [message("a" * 5000)]}
     tip = encoded(**fields).tip
-    whole = encoded(**fields).kept.chain_bytes
-    chain = encoded([tip], **fields).kept.chain_bytes - tip.chain_bytes
+    whole = encoded(**fields).kept_prefix.chain_bytes
+    chain = encoded([tip], **fields).kept_prefix.chain_bytes - tip.chain_bytes
     tip.chain_bytes = 4 * whole + 16 * 1024 - chain
-    assert encoded([tip], **fields).kept.parent is tip
+    assert encoded([tip], **fields).kept_prefix.parent is tip
     tip.chain_bytes += 1
-    assert encoded([tip], **fields).kept.parent is None
+    assert encoded([tip], **fields).kept_prefix.parent is None
 
 
 def kept_after(first: EncodedCall, second: EncodedCall) -> list[Tip]:
     tips = Tips()
     for call in (first, second):
-        tips.add("lake", call.tip, call.kept)
+        tips.add("lake", call.tip, call.kept_prefix)
     assert tips.num_bytes == sum(tip.num_bytes for tip in tips.of("lake"))
     return tips.of("lake")
 
@@ -172,13 +172,13 @@ def test_a_call_takes_the_place_of_the_one_whose_answer_it_goes_on_from() -> Non
     goes_on = encoded([by_ids.tip], prompt_ids=[1] * 60 + [2] * 60 + [3])
     assert kept_after(by_ids, goes_on) == [goes_on.tip]
     fork = encoded([by_ids.tip], prompt_ids=[1] * 60, completion_ids=[4])
-    assert fork.kept.parent is by_ids.tip
+    assert fork.kept_prefix.parent is by_ids.tip
     assert kept_after(by_ids, fork) == [fork.tip, by_ids.tip]
     by_text = encoded(messages=[message("a")], response=message("b"))
     goes_on = encoded([by_text.tip], messages=[message("a"), message("b"), message("c")])
     assert kept_after(by_text, goes_on) == [goes_on.tip]
     fork = encoded([by_text.tip], messages=[message("a"), message("c")])
-    assert fork.kept.parent is by_text.tip
+    assert fork.kept_prefix.parent is by_text.tip
     assert kept_after(by_text, fork) == [fork.tip, by_text.tip]
 
 
@@ -187,7 +187,7 @@ def test_tips_are_remembered_as_far_as_their_bytes_reach_the_least_active_sessio
     assert call.tip.num_bytes == 1500 + 16  # of its response
     tips = Tips(limit_bytes=3 * 1516)
     for session in "abcad":
-        tips.add(session, call.tip, call.kept)
+        tips.add(session, call.tip, call.kept_prefix)
         if session == "c":
             tips.forget("b")
     assert [session for session in "abcd" if tips.of(session)] == ["a", "d"]

@@ -104,7 +104,7 @@ def stored_and_read(records: list[CallRecord]) -> tuple[list[CallRecord], list[C
         row = encoded.row(session=1, is_first=True)
         rows.append(row)
         read[number] = decode_call(row, "lake", None if row.parent is None else read[row.parent])
-        tips.add("lake", encoded.tip, encoded.kept)
+        tips.add("lake", encoded.tip, encoded.kept_prefix)
     return list(read.values()), rows
 
 
@@ -341,8 +341,8 @@ def test_the_sessions_that_were_active_last_are_remembered() -> None:
     tips = Tips(limit_bytes=100_000)
     encoded = [encode_call(record, ()) for record in turns(3)]
     for number in range(1000):
-        tips.add(f"s{number}", encoded[0].tip, encoded[0].kept)
-        tips.add("busy", encoded[1].tip, encoded[1].kept)
+        tips.add(f"s{number}", encoded[0].tip, encoded[0].kept_prefix)
+        tips.add("busy", encoded[1].tip, encoded[1].kept_prefix)
     assert tips.num_bytes <= 100_000
     assert tips.of("s999")
     assert tips.of("busy")
@@ -354,6 +354,6 @@ def test_many_conversations_of_one_session_are_told_apart_and_the_oldest_is_forg
     added: list[Tip] = []
     for number in range(20):
         encoded = encode_call(CallRecord(id="c", session="lake", prompt_ids=[number] * 400), tips.of("lake"))
-        tips.add("lake", encoded.tip, encoded.kept)
+        tips.add("lake", encoded.tip, encoded.kept_prefix)
         added.append(encoded.tip)
     assert tips.of("lake") == added[:-9:-1]

@@ -120,7 +120,7 @@ async def test_a_commit_is_put_off_where_many_calls_are_under_way_and_end_often(
                 num_keys=0,
                 num_open=num_open,
                 loop=loop,
-                written=loop.create_future(),
+                on_disk=loop.create_future(),
             )
             for _ in range(num_came)
         ]
@@ -223,7 +223,9 @@ async def test_nothing_goes_on_from_a_session_between_its_deletion_and_the_commi
     await ledger.append([a_turn("a", 0)])
     with Held(ledger):
         put_change(ledger, lambda to: to.execute("DELETE FROM calls"), deletes="a")
-        parent = put_change(ledger, lambda _: writer_of(ledger)._encode([a_turn("a", 1)])[0][0].kept.parent)
+        parent = put_change(
+            ledger, lambda _: writer_of(ledger)._encode([a_turn("a", 1)])[0][0].kept_prefix.parent
+        )
     assert parent.result(30) is None
 
 

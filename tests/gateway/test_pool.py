@@ -95,7 +95,7 @@ def test_an_unreachable_server_is_out_at_once_and_is_tried_again_by_one_call(poo
         assert upstream is due
         with pytest.raises(RequestRefused), pool.lease("t"):
             pass
-    due.succeeded()
+    due.note_success()
     assert server_of(pool, "t") is due
 
 
@@ -107,20 +107,20 @@ def test_each_failure_in_a_row_keeps_a_server_out_for_longer(pool: UpstreamPool)
         waits.append(upstream.backoff_s())
     assert waits[0] < 1 < waits[3] < waits[5]
     assert max(waits) <= 37.5
-    upstream.succeeded()
+    upstream.note_success()
     assert upstream.failures == 0
 
 
 def test_errors_take_a_server_out_unless_it_is_the_last(pool: UpstreamPool) -> None:
     first, second, last = pool.upstreams
     for _ in range(FAILURES_BEFORE_OUT - 1):
-        pool.troubled(first, "500")
+        pool.note_trouble(first, "500")
     assert first.in_service
-    pool.troubled(first, "500")
+    pool.note_trouble(first, "500")
     assert not first.in_service
     pool.unreachable(second, "gone")
     for _ in range(10):
-        pool.troubled(last, "500")
+        pool.note_trouble(last, "500")
     assert last.in_service
 
 
@@ -199,7 +199,7 @@ async def test_one_slow_connect_is_no_reason_to_take_a_server_out() -> None:
     pool = UpstreamPool.of([f"http://127.0.0.1:{full.getsockname()[1]}", URLS[1]])
     slow, other = pool.upstreams
     policy = UpstreamPolicy(URLS[:1])
-    policy.pool, policy._known = pool, {each: Known() for each in pool.upstreams}
+    policy.pool, policy._facts = pool, {each: Known() for each in pool.upstreams}
     try:
         for number in range(FAILURES_BEFORE_OUT):
             assert slow.in_service, f"after {number}"
@@ -207,9 +207,9 @@ async def test_one_slow_connect_is_no_reason_to_take_a_server_out() -> None:
                 async with client.post(slow.url, b"{}"):
                     pass
             refused = RequestRefused(str(error.value), status=503)
-            policy._note(slow, Failed(refused, reached=False, slow=True))
+            policy._note(slow, Failed(refused, is_reached=False, slow=True))
         assert not slow.in_service
-        policy._note(other, Failed(refused, reached=False))
+        policy._note(other, Failed(refused, is_reached=False))
         assert not other.in_service, "a connection that is refused says enough at once"
     finally:
         await client.close()

@@ -164,7 +164,7 @@ async def test_an_answer_that_cannot_be_recorded_is_not_given(serve: Serve) -> N
             [each async for each in stream]
         gateway.ledger.append = append  # space was made
         await client.chat.completions.create(model="m", messages=HI)
-    assert gateway.counts.errored["ledger_unavailable"] == 2
+    assert gateway.counts.errors_by_code["ledger_unavailable"] == 2
     assert [each.status for each in gateway.ledger.traces("default")] == [CallStatus.OK]
 
 
@@ -354,4 +354,4 @@ async def test_two_hundred_sessions_at_once_lose_and_mix_nothing(serve: Serve, s
         assert [each.completion_ids for each in traces] == [[number, turn] for turn in range(5)]
         seen.update(each.id for each in traces)
     assert len(seen) == 1000
-    assert gateway.counts.accepted == gateway.counts.recorded["ok"] == 1000
+    assert gateway.counts.num_accepted == gateway.counts.recorded_by_status["ok"] == 1000

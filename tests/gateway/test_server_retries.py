@@ -59,7 +59,7 @@ async def test_a_retry_gets_the_recorded_answer(serve: Serve, scripted: ModuleTy
         other = await ask(http, gateway, {"Idempotency-Key": "k"}, seed=3)  # another request
     assert len({first["id"], keyed["id"], other["id"]}) == 3
     assert len(gateway.policy.requests) == 3
-    assert gateway.counts.retried == 2
+    assert gateway.counts.num_retries == 2
 
 
 async def test_a_streamed_retry_is_streamed_again(serve: Serve) -> None:
@@ -129,7 +129,7 @@ async def test_a_retry_of_what_is_on_its_way_joins_it(
         first = asyncio.create_task(ask(http, gateway, stream=stream))
         await eventually(lambda: gateway.policy.in_flight)
         again = asyncio.create_task(ask(http, gateway, MARK, stream=stream))
-        await eventually(lambda: gateway.counts.retried == 1)
+        await eventually(lambda: gateway.counts.num_retries == 1)
         first.cancel()  # who joined keeps it alive
         await asyncio.sleep(0.05)
         hold.set()
@@ -181,7 +181,7 @@ async def test_an_answer_whose_client_left_while_it_was_written_is_kept_for_the_
     assert len(ids) == 3
     assert ids.index(again["id"]) == 1
     assert ids[0] == other["id"]
-    assert gateway.counts.undelivered == 1
+    assert gateway.counts.num_undelivered == 1
 
 
 async def test_a_retry_after_an_error_asks_again(serve: Serve, scripted: ModuleType) -> None:

@@ -78,7 +78,7 @@ async def test_a_client_that_goes_away_stops_the_work(
     assert trace.status is CallStatus.PARTIAL
     assert trace.error["code"] == "client_disconnected"
     assert (trace.response["content"] or "").strip() == ("first" if stream else "")
-    assert gateway.counts.recorded["partial"] == 1
+    assert gateway.counts.recorded_by_status["partial"] == 1
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -191,7 +191,7 @@ async def test_what_passed_through_of_an_upstreams_events_is_kept_when_the_clien
     reader, writer = await open_stream(gateway, "chat/completions")
     await reader.readuntil(b"one")
     writer.close()
-    await eventually(lambda: gateway.counts.recorded["partial"])
+    await eventually(lambda: gateway.counts.recorded_by_status["partial"])
     (trace,) = gateway.ledger.traces("s")
     assert (trace.id, trace.response["content"]) == ("up-1", "[DONE] one")
 
@@ -239,4 +239,4 @@ async def test_many_streams_that_end_at_once_are_whole(
     for reader, writer in streams:
         assert ENDS[path] in await reader.readuntil(b"\r\n0\r\n\r\n")
         writer.close()
-    assert gateway.counts.recorded["ok"] == 50
+    assert gateway.counts.recorded_by_status["ok"] == 50

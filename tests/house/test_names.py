@@ -32,7 +32,7 @@ PARTICIPLES = {
     "cli": 23,
     "data": 39,
     "engine": 9,
-    "gateway": 100,
+    "gateway": 0,
     "inference": 5,
     "integrations": 60,
     "rewards": 71,

@@ -90,7 +90,7 @@ class ChatDialect:
         logprobs = fields.flag("logprobs", False)
         top_logprobs = fields.integer("top_logprobs", low=0, high=_MAX_TOP_LOGPROBS) or 0
         if top_logprobs and not logprobs:
-            raise fields.refused("top_logprobs", "it is allowed only when `logprobs` is true. Set that too")
+            raise fields.refusal("top_logprobs", "it is allowed only when `logprobs` is true. Set that too")
         return CallRequest(
             dialect=self.name,
             body=body,
@@ -120,8 +120,8 @@ class ChatDialect:
             reply["prompt_token_ids"] = _prompt_ids(answer)
         return reply
 
-    def stream(self, request: CallRequest, answer_id: str, model: str, created: int) -> StreamWriter:
-        return ChatStream(request, answer_id, model, created)
+    def stream(self, request: CallRequest, answer_id: str, model: str, created_at: int) -> StreamWriter:
+        return ChatStream(request, answer_id, model, created_at)
 
     def error(self, error: RequestRefused) -> dict[str, Any]:
         return error_object(error)
@@ -130,12 +130,12 @@ class ChatDialect:
 class ChatStream:
     """Implements `StreamWriter`. What all chunks of one answer share is encoded once."""
 
-    def __init__(self, request: CallRequest, answer_id: str, model: str, created: int) -> None:
+    def __init__(self, request: CallRequest, answer_id: str, model: str, created_at: int) -> None:
         self._request = request
         chunk_fields = {
             "id": answer_id,
             "object": "chat.completion.chunk",
-            "created": created,
+            "created": created_at,
             "model": model,
             "system_fingerprint": None,
         }
@@ -230,7 +230,7 @@ class ChatUpstream:
         answer = Answer(
             id=given_id if same and given_id else completion_id(request.dialect),
             model=text_of(reply.get("model")) or request.model,
-            created=created if isinstance(created := reply.get("created"), int) else unix_time(),
+            created=created_at if isinstance(created_at := reply.get("created"), int) else unix_time(),
         )
         if same:
             answer.raw = reply

@@ -28,69 +28,69 @@ _TEXT_OF_PART = {"text": "text", "refusal": "refusal"}
 def chat_messages(fields: Fields) -> list[Message]:
     messages = fields.each("messages")
     if not messages:
-        raise fields.refused("messages", "it must be a list with at least one message")
+        raise fields.refusal("messages", "it must be a list with at least one message")
     return [_message(entry) for entry in messages]
 
 
 def chat_tools(fields: Fields) -> list[dict[str, Any]]:
-    if fields.given("functions"):
-        raise fields.refused(
+    if fields.raw("functions"):
+        raise fields.refusal(
             "functions", "this form was replaced in 2023. Send `tools` and `tool_choice` instead"
         )
     return [_tool(entry) for entry in fields.each("tools")]
 
 
 def chat_tool_choice(fields: Fields, tools: list[dict[str, Any]]) -> ToolChoice:
-    if fields.given("function_call") is not None:
-        raise fields.refused("function_call", "this form was replaced in 2023. Send `tool_choice` instead")
-    value = fields.given("tool_choice")
+    if fields.raw("function_call") is not None:
+        raise fields.refusal("function_call", "this form was replaced in 2023. Send `tool_choice` instead")
+    value = fields.raw("tool_choice")
     if value is None:
         return ToolChoice()
     if value in ("none", "auto"):
         return ToolChoice(mode=ToolMode(value))
     if value == "required":
         if not tools:
-            raise fields.refused("tool_choice", "`tools` offers none to call. Add tools, or leave it out")
+            raise fields.refusal("tool_choice", "`tools` offers none to call. Add tools, or leave it out")
         return ToolChoice(mode=ToolMode.REQUIRED)
     if not isinstance(value, dict):
-        raise fields.refused("tool_choice", "choose none, auto, required or one function")
+        raise fields.refusal("tool_choice", "choose none, auto, required or one function")
     return _named_choice(fields.inside("tool_choice"), tools)
 
 
 def _named_choice(choice: Fields, tools: list[dict[str, Any]]) -> ToolChoice:
-    if choice.given("type") != "function":
-        raise choice.refused("type", "the only kind of tool that can be chosen here is function")
-    holder = choice if isinstance(choice.given("name"), str) else choice.inside("function")
+    if choice.raw("type") != "function":
+        raise choice.refusal("type", "the only kind of tool that can be chosen here is function")
+    holder = choice if isinstance(choice.raw("name"), str) else choice.inside("function")
     name = holder.name("name")
     if name not in [tool["function"]["name"] for tool in tools]:
-        raise holder.refused("name", "it is not the name of one of the `tools`")
+        raise holder.refusal("name", "it is not the name of one of the `tools`")
     return ToolChoice(mode=ToolMode.NAMED, name=name)
 
 
 def _tool(entry: Fields) -> dict[str, Any]:
-    if entry.given("type") not in ("function", None):
-        raise entry.refused("type", "the only kind of tool that chat completions know here is function")
+    if entry.raw("type") not in ("function", None):
+        raise entry.refusal("type", "the only kind of tool that chat completions know here is function")
     function = entry.inside("function")
     function_fields: dict[str, Any] = {
         "name": function.name("name"),
         "description": function.text("description") or "",
         "parameters": function.mapping("parameters") or {"type": "object", "properties": {}},
     }
-    if function.given("strict") is not None:
+    if function.raw("strict") is not None:
         function_fields["strict"] = function.flag("strict", False)
     return {"type": "function", "function": function_fields}
 
 
 def _message(entry: Fields) -> Message:
-    role = entry.given("role")
+    role = entry.raw("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise entry.refused("role", "choose system, developer, user, assistant or tool")
+        raise entry.refusal("role", "choose system, developer, user, assistant or tool")
     message: Message = {"role": _ROLES[role], "content": _content(entry)}
     if role == "assistant":
         _complete_assistant(entry, message)
     elif message["content"] is None:
         if role != "tool":
-            raise entry.refused("content", "it must be text or a list of parts")
+            raise entry.refusal("content", "it must be text or a list of parts")
         message["content"] = ""  # a tool that answered nothing
     if role == "tool":
         message["tool_call_id"] = entry.name("tool_call_id")
@@ -101,14 +101,14 @@ def _message(entry: Fields) -> Message:
 
 def _complete_assistant(entry: Fields, message: Message) -> None:
     for name in ("function_call", "audio"):
-        if entry.given(name) is not None:
-            raise entry.refused(name, "answers are given back as `content` and `tool_calls` here")
+        if entry.raw(name) is not None:
+            raise entry.refusal(name, "answers are given back as `content` and `tool_calls` here")
     calls = [_tool_call(call) for call in entry.each("tool_calls")]
     if message["content"] is None:
         message["content"] = entry.text("refusal")
     # One shape for what clients echo as "", null or nothing at all: the shape in which it was answered.
     message["content"] = message["content"] or (None if calls else "")
-    reasoning = entry.given("reasoning_content") or entry.given("reasoning")
+    reasoning = entry.raw("reasoning_content") or entry.raw("reasoning")
     if isinstance(reasoning, str) and reasoning:
         message["reasoning_content"] = reasoning
     if calls:
@@ -116,8 +116,8 @@ def _complete_assistant(entry: Fields, message: Message) -> None:
 
 
 def _tool_call(call: Fields) -> dict[str, Any]:
-    if call.given("type") not in ("function", None):
-        raise call.refused("type", "the only kind of call that chat completions know here is function")
+    if call.raw("type") not in ("function", None):
+        raise call.refusal("type", "the only kind of call that chat completions know here is function")
     function = call.inside("function")
     return {
         "id": call.name("id"),
@@ -128,25 +128,25 @@ def _tool_call(call: Fields) -> dict[str, Any]:
 
 def _arguments(function: Fields) -> str:
     """The text that the model wrote, well-formed or not. Some clients send it decoded."""
-    value = function.given("arguments")
+    value = function.raw("arguments")
     if value is None:
         return "{}"
     if isinstance(value, str):
         return value
     if not isinstance(value, dict):
-        raise function.refused("arguments", "it must be the JSON text of an object")
+        raise function.refusal("arguments", "it must be the JSON text of an object")
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError as error:
-        raise function.refused("arguments", f"it must be the JSON text of an object ({error})") from error
+        raise function.refusal("arguments", f"it must be the JSON text of an object ({error})") from error
 
 
 def _content(entry: Fields) -> str | list[dict[str, Any]] | None:
-    value = entry.given("content")
+    value = entry.raw("content")
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise entry.refused("content", "it must be text or a list of parts")
+        raise entry.refusal("content", "it must be text or a list of parts")
     parts = [_part(part, f"{entry.param('content')}[{place}]") for place, part in enumerate(value)]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)

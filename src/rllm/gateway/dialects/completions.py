@@ -75,7 +75,7 @@ class CompletionsDialect:
         changes = penalties(fields, _IDLE)
         best_of = fields.integer("best_of", low=1)
         if best_of is not None and best_of < common_fields["n"]:
-            raise fields.refused("best_of", f"it must be at least `n`, which is {common_fields['n']}")
+            raise fields.refusal("best_of", f"it must be at least `n`, which is {common_fields['n']}")
         if best_of is not None and best_of > common_fields["n"]:
             changes["best_of"] = best_of
         if echo and num_alternatives is not None:  # then the prompt's log-probabilities are asked for too
@@ -104,8 +104,8 @@ class CompletionsDialect:
             "system_fingerprint": None,
         }
 
-    def stream(self, request: CallRequest, answer_id: str, model: str, created: int) -> StreamWriter:
-        return CompletionsStream(request, answer_id, model, created)
+    def stream(self, request: CallRequest, answer_id: str, model: str, created_at: int) -> StreamWriter:
+        return CompletionsStream(request, answer_id, model, created_at)
 
     def error(self, error: RequestRefused) -> dict[str, Any]:
         return error_object(error)
@@ -114,12 +114,12 @@ class CompletionsDialect:
 class CompletionsStream:
     """Implements `StreamWriter`. What all chunks of one answer share is encoded once."""
 
-    def __init__(self, request: CallRequest, answer_id: str, model: str, created: int) -> None:
+    def __init__(self, request: CallRequest, answer_id: str, model: str, created_at: int) -> None:
         self._request = request
         chunk_fields = {
             "id": answer_id,
             "object": "text_completion",
-            "created": created,
+            "created": created_at,
             "model": model,
             "system_fingerprint": None,
         }
@@ -197,7 +197,7 @@ class CompletionsUpstream:
         answer = Answer(
             id=text_of(reply.get("id")) or completion_id(request.dialect),
             model=text_of(reply.get("model")) or request.model,
-            created=created if isinstance(created := reply.get("created"), int) else unix_time(),
+            created=created_at if isinstance(created_at := reply.get("created"), int) else unix_time(),
         )
         answer.raw = reply
         reply["id"] = answer.id
@@ -223,15 +223,15 @@ class CompletionsReader(EventReader):
 
 
 def _prompt(fields: Fields) -> str | list[int]:
-    value = fields.given("prompt")
+    value = fields.raw("prompt")
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
-            raise fields.refused("prompt", "one call answers one prompt. Send each in a request of its own")
+            raise fields.refusal("prompt", "one call answers one prompt. Send each in a request of its own")
         value = value[0]
     if isinstance(value, str) and value:
         return value
     if not isinstance(value, list) or not value:
-        raise fields.refused("prompt", "it must be text or a list of token ids, and not empty")
+        raise fields.refusal("prompt", "it must be text or a list of token ids, and not empty")
     for place, token in enumerate(value):
         if type(token) is not int or not 0 <= token <= _MAX_TOKEN_ID:
             raise refusal(f"prompt[{place}]", token, f"a token id is an integer from 0 to {_MAX_TOKEN_ID}")

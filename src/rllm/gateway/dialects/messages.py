@@ -60,7 +60,7 @@ class MessagesDialect:
             | stop_fields(choice)
         )
 
-    def stream(self, request: CallRequest, answer_id: str, model: str, created: int) -> MessagesWriter:
+    def stream(self, request: CallRequest, answer_id: str, model: str, created_at: int) -> MessagesWriter:
         return MessagesWriter(request, answer_id, model)
 
     def error(self, error: RequestRefused) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _request(fields: Fields, *, to_answer: bool) -> CallRequest:
     tool_choice, parallel = chosen_tool(fields, tools)
     top_p = fields.number("top_p", low=0.0, high=1.0)
     if top_p == 0:
-        raise fields.refused("top_p", "it must be above 0; for greedy answers set `temperature` to 0")
+        raise fields.refusal("top_p", "it must be above 0; for greedy answers set `temperature` to 0")
     return CallRequest(
         dialect=Dialect.MESSAGES,
         body=fields.body,
@@ -100,8 +100,8 @@ def _context_edits(fields: Fields) -> dict[str, Any]:
     if management is None:
         return {}
     edits = Fields(management, "context_management").each("edits")
-    unsupported = [edit for edit in edits if not (edit.text("type") or "").startswith("clear_thinking")]
-    return {"context_management": management} if unsupported else {}
+    foreign_edits = [edit for edit in edits if not (edit.text("type") or "").startswith("clear_thinking")]
+    return {"context_management": management} if foreign_edits else {}
 
 
 def _response_schema(fields: Fields) -> dict[str, Any] | None:
@@ -109,15 +109,15 @@ def _response_schema(fields: Fields) -> dict[str, Any] | None:
     config = fields.mapping("output_config")
     if config is not None and config.get("format") is not None:
         output_format = Fields(config, "output_config").inside("format")
-    elif fields.given("output_format") is not None:
+    elif fields.raw("output_format") is not None:
         output_format = fields.inside("output_format")
     else:
         return None
-    if output_format.given("type") != "json_schema":
-        raise output_format.refused("type", "choose json_schema")
+    if output_format.raw("type") != "json_schema":
+        raise output_format.refusal("type", "choose json_schema")
     schema = output_format.mapping("schema")
     if schema is None:
-        raise output_format.refused("schema", "it must be a JSON schema")
+        raise output_format.refusal("schema", "it must be a JSON schema")
     return schema
 
 

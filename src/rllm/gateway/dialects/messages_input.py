@@ -33,9 +33,9 @@ def chat_messages(fields: Fields, *, to_answer: bool) -> list[Message]:
         messages.append({"role": "system", "content": _join(system, "\n")})
     entries = fields.each("messages")
     if not entries:
-        raise fields.refused("messages", "it must be a list with at least one message")
+        raise fields.refusal("messages", "it must be a list with at least one message")
     for entry in entries:
-        match entry.given("role"):
+        match entry.raw("role"):
             case "user":
                 messages += _user(entry)
             case "assistant":
@@ -43,9 +43,9 @@ def chat_messages(fields: Fields, *, to_answer: bool) -> list[Message]:
             case "system":
                 messages.append({"role": "system", "content": _join(_parts(entry, "content"), "\n")})
             case _:
-                raise entry.refused("role", "choose user, assistant or system")
-    if to_answer and entries[-1].given("role") == "assistant":
-        raise entries[-1].refused(
+                raise entry.refusal("role", "choose user, assistant or system")
+    if to_answer and entries[-1].raw("role") == "assistant":
+        raise entries[-1].refusal(
             "role", "this server does not go on with a prefilled answer. End `messages` with a user message"
         )
     return messages
@@ -53,7 +53,7 @@ def chat_messages(fields: Fields, *, to_answer: bool) -> list[Message]:
 
 def _user(entry: Fields) -> list[Message]:
     """Tool results become messages of their own; the order is kept."""
-    if not isinstance(entry.given("content"), list):
+    if not isinstance(entry.raw("content"), list):
         return [{"role": "user", "content": _join(_parts(entry, "content"), "\n")}]
     messages: list[Message] = []
     user_parts: Parts = []
@@ -71,7 +71,7 @@ def _user(entry: Fields) -> list[Message]:
 
 
 def _tool_result(block: Fields) -> Message:
-    content = _join([] if block.given("content") is None else _parts(block, "content"), "\n")
+    content = _join([] if block.raw("content") is None else _parts(block, "content"), "\n")
     if block.flag("is_error", False):
         content = _marked_as_error(content)
     return {"role": "tool", "content": content, "tool_call_id": block.name("tool_use_id")}
@@ -86,7 +86,7 @@ def _marked_as_error(content: str | Parts) -> str | Parts:
 
 def _assistant(entry: Fields) -> Message:
     message: Message = {"role": "assistant", "content": None}
-    if not isinstance(entry.given("content"), list):
+    if not isinstance(entry.raw("content"), list):
         message["content"] = _join(_parts(entry, "content"), "")
         return message
     text_parts: Parts = []
@@ -114,7 +114,7 @@ def _call(block: Fields) -> dict[str, Any]:
     try:
         arguments = arguments_of(block.mapping("input") or {})
     except orjson.JSONEncodeError as error:
-        raise block.refused("input", f"it must be a JSON object ({error})") from error
+        raise block.refusal("input", f"it must be a JSON object ({error})") from error
     return {
         "id": block.name("id"),
         "type": "function",
@@ -124,11 +124,11 @@ def _call(block: Fields) -> dict[str, Any]:
 
 def _parts(fields: Fields, name: str) -> Parts:
     """Text or a list of blocks as content parts. Only `system` may be missing."""
-    value = fields.given(name)
+    value = fields.raw(name)
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list) and not (name == "system" and value is None):
-        raise fields.refused(name, "it must be text or a list of blocks")
+        raise fields.refusal(name, "it must be text or a list of blocks")
     return [_part(block) for block in fields.each(name)]
 
 
@@ -137,7 +137,7 @@ def _part(block: Fields) -> dict[str, Any]:
     if kind == "text":
         text = block.text("text")
         if text is None:
-            raise block.refused("text", "a block of type text holds it there")
+            raise block.refusal("text", "a block of type text holds it there")
         return {"type": "text", "text": text}
     if kind == "image":
         return _image(block)
@@ -146,7 +146,7 @@ def _part(block: Fields) -> dict[str, Any]:
 
 def _image(block: Fields) -> dict[str, Any]:
     source = block.inside("source")
-    match source.given("type"):
+    match source.raw("type"):
         case "url":
             url = source.name("url")
         case "base64":
@@ -181,17 +181,17 @@ def chat_tools(fields: Fields) -> list[dict[str, Any]]:
     servers: the model is not offered them, which `tool_choice` auto allows."""
     tools: list[dict[str, Any]] = []
     for entry in fields.each("tools"):
-        if entry.given("type") not in (None, "custom"):
+        if entry.raw("type") not in (None, "custom"):
             continue
         schema = entry.mapping("input_schema")
         if schema is None:
-            raise entry.refused("input_schema", "it must be the JSON schema of the tool's input")
+            raise entry.refusal("input_schema", "it must be the JSON schema of the tool's input")
         function: dict[str, Any] = {
             "name": entry.name("name"),
             "description": entry.text("description") or "",
             "parameters": schema,
         }
-        if entry.given("strict") is not None:
+        if entry.raw("strict") is not None:
             function["strict"] = entry.flag("strict", False)
         tools.append({"type": "function", "function": function})
     return tools
@@ -199,11 +199,11 @@ def chat_tools(fields: Fields) -> list[dict[str, Any]]:
 
 def chosen_tool(fields: Fields, tools: list[dict[str, Any]]) -> tuple[ToolChoice, bool]:
     """`tool_choice`, and whether several calls may come at once."""
-    if fields.given("tool_choice") is None:
+    if fields.raw("tool_choice") is None:
         return ToolChoice(), True
     choice = fields.inside("tool_choice")
     parallel = not choice.flag("disable_parallel_tool_use", False)
-    match choice.given("type"):
+    match choice.raw("type"):
         case "auto":
             return ToolChoice(), parallel
         case "none":
@@ -213,7 +213,7 @@ def chosen_tool(fields: Fields, tools: list[dict[str, Any]]) -> tuple[ToolChoice
         case "tool":
             return ToolChoice(mode=ToolMode.NAMED, name=_offered_name(choice, tools)), parallel
         case _:
-            raise choice.refused("type", "choose auto, any, tool or none")
+            raise choice.refusal("type", "choose auto, any, tool or none")
 
 
 def _offered_name(choice: Fields, tools: list[dict[str, Any]]) -> str:

@@ -98,7 +98,7 @@ class MessagesReader:
         """The error in the middle of the stream."""
         self._request = request
         self._same_dialect = request.dialect is Dialect.MESSAGES
-        self._heard = _Heard.of(request)
+        self._parts = _Heard.of(request)
         self._complete = False
 
     def feed(self, event: str, data: bytes) -> list[Piece]:
@@ -126,20 +126,20 @@ class MessagesReader:
         return self._complete
 
     def answer(self) -> Answer:
-        return self._heard.answer(self._request)
+        return self._parts.answer(self._request)
 
     def _hear(self, kind: str, event: dict[str, Any]) -> list[Piece]:
         place = event.get("index")
         place = place if isinstance(place, int) else 0
         match kind:
             case "message_start":
-                self._heard.hear_message(_object(event.get("message")))
+                self._parts.hear_message(_object(event.get("message")))
             case "content_block_start":
-                return self._heard.begin_block(place, _object(event.get("content_block")))
+                return self._parts.begin_block(place, _object(event.get("content_block")))
             case "content_block_delta":
-                return self._heard.hear_delta(place, _object(event.get("delta")))
+                return self._parts.hear_delta(place, _object(event.get("delta")))
             case "message_delta":
-                self._heard.hear_message(_object(event.get("delta")) | {"usage": event.get("usage")})
+                self._parts.hear_message(_object(event.get("delta")) | {"usage": event.get("usage")})
             case "message_stop":
                 self._complete = True
             case "error":

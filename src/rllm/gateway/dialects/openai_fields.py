@@ -106,24 +106,24 @@ class Fields:
     def param(self, name: str) -> str:
         return f"{self.where}.{name}" if self.where else name
 
-    def given(self, name: str) -> Any:
+    def raw(self, name: str) -> Any:
         """The value as it came; None when it is null or absent."""
         return self.body.get(name)
 
-    def refused(self, name: str, mend: str, code: str | None = None) -> RequestRefused:
+    def refusal(self, name: str, mend: str, code: str | None = None) -> RequestRefused:
         return refusal(self.param(name), self.body.get(name), mend, code)
 
     def text(self, name: str) -> str | None:
         value = self.body.get(name)
         if value is None or isinstance(value, str):
             return value
-        raise self.refused(name, "it must be text")
+        raise self.refusal(name, "it must be text")
 
     def name(self, name: str) -> str:
         """Text that may not be missing or empty."""
         value = self.text(name)
         if not value:
-            raise self.refused(name, "it must be text that is not empty")
+            raise self.refusal(name, "it must be text that is not empty")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -132,7 +132,7 @@ class Fields:
             return default
         if isinstance(value, bool):
             return value
-        raise self.refused(name, "it must be true or false")
+        raise self.refusal(name, "it must be true or false")
 
     def integer(self, name: str, *, low: int, high: int = MAX_INTEGER) -> int | None:
         value = self.body.get(name)
@@ -142,7 +142,7 @@ class Fields:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             limit = f"of at least {low}" if high == MAX_INTEGER else f"from {low} to {high}"
-            raise self.refused(name, f"it must be an integer {limit}")
+            raise self.refusal(name, f"it must be an integer {limit}")
         return value
 
     def number(self, name: str, *, low: float, high: float = math.inf) -> float | None:
@@ -151,22 +151,22 @@ class Fields:
             return None
         limit = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.refused(name, f"it must be a number {limit}")
+            raise self.refusal(name, f"it must be a number {limit}")
         if not low <= value <= high or value == math.inf or abs(value) > MAX_INTEGER:  # NaN compares false
-            raise self.refused(name, f"it must be a finite number {limit}")
+            raise self.refusal(name, f"it must be a finite number {limit}")
         return value
 
     def mapping(self, name: str) -> dict[str, Any] | None:
         value = self.body.get(name)
         if value is None or isinstance(value, dict):
             return value
-        raise self.refused(name, "it must be an object")
+        raise self.refusal(name, "it must be an object")
 
     def sequence(self, name: str) -> list[Any] | None:
         value = self.body.get(name)
         if value is None or isinstance(value, list):
             return value
-        raise self.refused(name, "it must be a list")
+        raise self.refusal(name, "it must be a list")
 
     def inside(self, name: str) -> "Fields":
         """The object under `name`, which may not be missing."""
@@ -207,7 +207,7 @@ def shared_fields(fields: Fields) -> dict[str, Any]:
     options = Fields(fields.mapping("stream_options") or {}, "stream_options")
     top_p = fields.number("top_p", low=0.0, high=1.0)
     if top_p == 0:
-        raise fields.refused(
+        raise fields.refusal(
             "top_p", "it must be above 0 and at most 1; for greedy answers set `temperature` to 0"
         )
     top_k = fields.integer("top_k", low=-1)
@@ -250,17 +250,17 @@ def _max_tokens(fields: Fields) -> int | None:
     old = fields.integer("max_tokens", low=1)
     new = fields.integer("max_completion_tokens", low=1)
     if old is not None and new is not None and old != new:
-        raise fields.refused(
+        raise fields.refusal(
             "max_completion_tokens", f"`max_tokens` says {old} at the same time. Send one of the two"
         )
     return old if new is None else new
 
 
 def _stop(fields: Fields) -> list[str]:
-    value = fields.given("stop")
+    value = fields.raw("stop")
     texts: list[Any] = [value] if isinstance(value, str) else (fields.sequence("stop") or [])
     if len(texts) > MAX_STOP_TEXTS:
-        raise fields.refused("stop", f"at most {MAX_STOP_TEXTS} texts can end an answer")
+        raise fields.refusal("stop", f"at most {MAX_STOP_TEXTS} texts can end an answer")
     for place, text in enumerate(texts):
         if not isinstance(text, str) or not text:
             where = "stop" if isinstance(value, str) else f"stop[{place}]"
@@ -269,20 +269,20 @@ def _stop(fields: Fields) -> list[str]:
 
 
 def _response_schema(fields: Fields) -> dict[str, Any] | None:
-    if fields.given("response_format") is None:
+    if fields.raw("response_format") is None:
         return None
     response_format = fields.inside("response_format")
-    match response_format.given("type"):
+    match response_format.raw("type"):
         case "text":
             return None
         case "json_object":
             return {"type": "object"}
         case "json_schema":
             json_schema = response_format.inside("json_schema")
-            if not isinstance(schema := json_schema.given("schema"), dict):
-                raise json_schema.refused(
+            if not isinstance(schema := json_schema.raw("schema"), dict):
+                raise json_schema.refusal(
                     "schema", "it must be a JSON schema; for any JSON object send json_object"
                 )
             return schema
         case _:
-            raise response_format.refused("type", "choose text, json_object or json_schema")
+            raise response_format.refusal("type", "choose text, json_object or json_schema")

@@ -42,11 +42,11 @@ class EventReader(ABC):
         self.error: RequestRefused | None = None
         """The error in the middle of the stream."""
         self._model = request.model
-        self._created: int | None = None
-        self._heard: dict[int, HeardChoice] = {}
+        self._created_at: int | None = None
+        self._choices: dict[int, HeardChoice] = {}
         self._usage: object = None
         self._prompt_ids: object = None
-        self._begun = False
+        self._has_begun = False
         self._done = False
         self.complete = False
         """Whether the upstream said that the answer is whole."""
@@ -72,7 +72,7 @@ class EventReader(ABC):
         choices = choices_of(chunk)
         if choices is None:
             return self._break_off(bad_reply("an event of its stream has no `choices`"))
-        if not self._begun:
+        if not self._has_begun:
             self._begin(chunk)
         if (usage := chunk.get("usage")) is not None:
             self._usage = usage
@@ -81,9 +81,9 @@ class EventReader(ABC):
         pieces: list[Piece] = []
         for choice in choices:
             index = index_of(choice)
-            choice_read = self._heard.get(index)
+            choice_read = self._choices.get(index)
             if choice_read is None:
-                choice_read = self._heard[index] = HeardChoice(index, keep_tokens=self.request.logprobs)
+                choice_read = self._choices[index] = HeardChoice(index, keep_tokens=self.request.logprobs)
                 self.complete = False
             pieces += self.hear(choice_read, choice)
             if choice_read.finish_reason is not None:
@@ -91,21 +91,21 @@ class EventReader(ABC):
         return self._raw(event, data, chunk) if self.same_dialect else pieces
 
     def _all_finished(self) -> bool:
-        num_finished = sum(choice_read.finish_reason is not None for choice_read in self._heard.values())
-        return num_finished >= self.request.n and num_finished == len(self._heard)
+        num_finished = sum(choice_read.finish_reason is not None for choice_read in self._choices.values())
+        return num_finished >= self.request.n and num_finished == len(self._choices)
 
     def answer(self) -> Answer:
         answer = Answer(
             id=self.id,
             model=self._model,
-            created=unix_time() if self._created is None else self._created,
+            created=unix_time() if self._created_at is None else self._created_at,
         )
-        return finish_answer(answer, self._heard.values(), self.request, self._usage, self._prompt_ids)
+        return finish_answer(answer, self._choices.values(), self.request, self._usage, self._prompt_ids)
 
     def _begin(self, chunk: dict[str, Any]) -> None:
         """Read the facts about the whole answer in the first chunk."""
-        self._begun = True
-        self._created = created if isinstance(created := chunk.get("created"), int) else None
+        self._has_begun = True
+        self._created_at = created_at if isinstance(created_at := chunk.get("created"), int) else None
         self._model = text_of(chunk.get("model")) or self._model
         if self.same_dialect:
             self.id = text_of(chunk.get("id")) or self.id

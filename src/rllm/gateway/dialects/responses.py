@@ -21,7 +21,7 @@ from rllm.gateway.dialects.openai_fields import (
 )
 from rllm.gateway.dialects.openai_reply import error_object
 from rllm.gateway.dialects.responses_input import chat_tools, chosen_tools, input_messages, require_stateless
-from rllm.gateway.dialects.responses_output import finished, output_items, response_head
+from rllm.gateway.dialects.responses_output import finished_response, output_items, response_head
 from rllm.gateway.dialects.responses_stream import ResponsesWriter
 from rllm.gateway.dialects.responses_upstream import ResponsesUpstream
 from rllm.types.wire import Answer, CallRequest, Choice, Dialect
@@ -51,7 +51,7 @@ class ResponsesDialect:
         include = fields.sequence("include") or []
         top_p = fields.number("top_p", low=0.0, high=1.0)
         if top_p == 0:
-            raise fields.refused("top_p", "it must be above 0; for greedy answers set `temperature` to 0")
+            raise fields.refusal("top_p", "it must be above 0; for greedy answers set `temperature` to 0")
         return CallRequest(
             dialect=Dialect.RESPONSES,
             body=body,
@@ -79,10 +79,10 @@ class ResponsesDialect:
             return answer.raw
         choice = answer.choices[0] if answer.choices else Choice()
         head = response_head(request, answer.id, answer.model, answer.created)
-        return finished(head, choice, output_items(request, answer.id, choice), answer.usage)
+        return finished_response(head, choice, output_items(request, answer.id, choice), answer.usage)
 
-    def stream(self, request: CallRequest, answer_id: str, model: str, created: int) -> ResponsesWriter:
-        return ResponsesWriter(request, answer_id, model, created)
+    def stream(self, request: CallRequest, answer_id: str, model: str, created_at: int) -> ResponsesWriter:
+        return ResponsesWriter(request, answer_id, model, created_at)
 
     def error(self, error: RequestRefused) -> dict[str, Any]:
         return error_object(error)
@@ -93,7 +93,7 @@ def _response_schema(fields: Fields) -> dict[str, Any] | None:
     if text is None or text.get("format") is None:
         return None
     text_format = Fields(text, "text").inside("format")
-    match text_format.given("type"):
+    match text_format.raw("type"):
         case "text":
             return None
         case "json_object":
@@ -101,17 +101,17 @@ def _response_schema(fields: Fields) -> dict[str, Any] | None:
         case "json_schema":
             schema = text_format.mapping("schema")
             if schema is None:
-                raise text_format.refused(
+                raise text_format.refusal(
                     "schema", "it must be a JSON schema; for any JSON object use json_object"
                 )
             return schema
         case _:
-            raise text_format.refused("type", "choose text, json_object or json_schema")
+            raise text_format.refusal("type", "choose text, json_object or json_schema")
 
 
 def _stop(fields: Fields) -> list[str]:
     """Not of the protocol, but engines take it and programs send it through `extra_body`."""
-    value = fields.given("stop")
+    value = fields.raw("stop")
     texts: list[Any] = [value] if isinstance(value, str) else (fields.sequence("stop") or [])
     for place, text in enumerate(texts):
         if not isinstance(text, str) or not text:

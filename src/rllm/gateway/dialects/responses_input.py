@@ -29,15 +29,15 @@ def input_messages(fields: Fields) -> list[Message]:
     conversation = _Conversation()
     if instructions := fields.text("instructions"):
         conversation.say({"role": "system", "content": instructions})
-    value = fields.given("input")
+    value = fields.raw("input")
     if value is None or value == []:
-        raise fields.refused("input", "send text, or a list with at least one item")
+        raise fields.refusal("input", "send text, or a list with at least one item")
     if isinstance(value, str):
         conversation.say({"role": "user", "content": value})
         return conversation.messages
     for item in fields.each("input"):
         conversation.add(item)
-    return conversation.finished()
+    return conversation.whole_messages()
 
 
 @dataclass(slots=True)
@@ -59,11 +59,11 @@ class _Conversation:
                 content = _content(item, "output")
                 self.say({"role": "tool", "content": content or "", "tool_call_id": item.name("call_id")})
             case "item_reference":
-                raise item.refused(
+                raise item.refusal(
                     "type", "this server keeps no items. Send the item itself", "unsupported_parameter"
                 )
             case "text":
-                raise item.refused("type", "a text stands in a message item here")
+                raise item.refusal("type", "a text stands in a message item here")
             case _:
                 role = "user" if kind.endswith("_output") else "assistant"
                 self.say({"role": role, "content": [item.body]})
@@ -72,20 +72,20 @@ class _Conversation:
         self.turn = None
         self.messages.append(message)
 
-    def finished(self) -> list[Message]:
+    def whole_messages(self) -> list[Message]:
         for message in self.messages:
             if message["content"] is None and "tool_calls" not in message:
                 message["content"] = ""
         return self.messages
 
     def _add_message(self, item: Fields) -> None:
-        role = item.given("role")
+        role = item.raw("role")
         if not isinstance(role, str) or role not in _ROLES:
-            raise item.refused("role", "choose user, assistant, system or developer")
+            raise item.refusal("role", "choose user, assistant, system or developer")
         content = _content(item, "content")
         if role != "assistant":
             if content is None:
-                raise item.refused("content", "it must be text or a list of parts")
+                raise item.refusal("content", "it must be text or a list of parts")
             self.say({"role": _ROLES[role], "content": content})
             return
         turn = self.turn
@@ -143,11 +143,11 @@ def _texts(item: Fields, name: str) -> list[str]:
 
 
 def _content(item: Fields, name: str) -> str | list[dict[str, Any]] | None:
-    value = item.given(name)
+    value = item.raw(name)
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise item.refused(name, "it must be text or a list of parts")
+        raise item.refusal(name, "it must be text or a list of parts")
     parts = [_part(part, f"{item.param(name)}[{place}]") for place, part in enumerate(value)]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
@@ -162,14 +162,14 @@ def _part(value: object, where: str) -> dict[str, Any]:
     if key := _TEXT_OF_PART.get(kind):
         text = part.text(key)
         if text is None:
-            raise part.refused(key, f"a part of type {kind} holds its text there")
+            raise part.refusal(key, f"a part of type {kind} holds its text there")
         return {"type": "text", "text": text}
-    if kind == "input_image" and isinstance(url := part.given("image_url"), str):
+    if kind == "input_image" and isinstance(url := part.raw("image_url"), str):
         image = {"url": url} | ({"detail": detail} if (detail := part.text("detail")) else {})
         return {"type": "image_url", "image_url": image}
     if kind == "input_file":
         keys = ("file_data", "file_id", "filename")
-        return {"type": "file", "file": {key: part.body[key] for key in keys if part.given(key) is not None}}
+        return {"type": "file", "file": {key: part.body[key] for key in keys if part.raw(key) is not None}}
     return part.body
 
 
@@ -191,13 +191,13 @@ def chat_tools(fields: Fields) -> list[dict[str, Any]]:
     for entry, namespace in _functions(fields):
         name = flat_name(namespace, entry.name("name"))
         if namespace_of.setdefault(name, namespace) != namespace:
-            raise entry.refused("name", f"with its namespace it is {name!r}, and another tool has that name")
+            raise entry.refusal("name", f"with its namespace it is {name!r}, and another tool has that name")
         function: dict[str, Any] = {
             "name": name,
             "description": entry.text("description") or "",
             "parameters": entry.mapping("parameters") or {"type": "object", "properties": {}},
         }
-        if entry.given("strict") is not None:
+        if entry.raw("strict") is not None:
             function["strict"] = entry.flag("strict", False)
         tools.append({"type": "function", "function": function})
     return tools
@@ -228,33 +228,33 @@ def _functions(fields: Fields) -> list[tuple[Fields, str]]:
 
 def chosen_tools(fields: Fields, tools: list[dict[str, Any]]) -> tuple[ToolChoice, list[dict[str, Any]]]:
     """`tool_choice`, and the tools that it leaves."""
-    value = fields.given("tool_choice")
+    value = fields.raw("tool_choice")
     if value is None:
         return ToolChoice(), tools
     if isinstance(value, str):
         if value not in ("none", "auto", "required"):
-            raise fields.refused("tool_choice", "choose none, auto, required or one function")
+            raise fields.refusal("tool_choice", "choose none, auto, required or one function")
         return ToolChoice(mode=ToolMode(value)), tools
     choice = fields.inside("tool_choice")
     kind = choice.name("type")
     if kind == "allowed_tools":
         return _allowed_tools(choice, tools)
     if kind != "function":
-        raise choice.refused("type", "the model is offered function tools alone. Choose auto or one of those")
+        raise choice.refusal("type", "the model is offered function tools alone. Choose auto or one of those")
     return ToolChoice(mode=ToolMode.NAMED, name=_offered_name(choice, tools)), tools
 
 
 def _allowed_tools(choice: Fields, tools: list[dict[str, Any]]) -> tuple[ToolChoice, list[dict[str, Any]]]:
-    mode = choice.given("mode")
+    mode = choice.raw("mode")
     if mode not in ("auto", "required"):
-        raise choice.refused("mode", "choose auto or required")
+        raise choice.refusal("mode", "choose auto or required")
     functions = [entry for entry in choice.each("tools") if entry.name("type") == "function"]
     names = {_offered_name(entry, tools) for entry in functions}
     return ToolChoice(mode=ToolMode(mode)), [tool for tool in tools if tool["function"]["name"] in names]
 
 
 def _offered_name(choice: Fields, tools: list[dict[str, Any]]) -> str:
-    holder = choice if choice.given("function") is None else choice.inside("function")
+    holder = choice if choice.raw("function") is None else choice.inside("function")
     name = flat_name(holder.text("namespace") or "", holder.name("name"))
     names = [tool["function"]["name"] for tool in tools]
     if name not in names:
@@ -266,14 +266,14 @@ def _offered_name(choice: Fields, tools: list[dict[str, Any]]) -> str:
 
 def require_stateless(fields: Fields) -> None:
     """Raises RequestRefused for what rests on more than earlier responses."""
-    if fields.given("conversation") is not None:
-        raise fields.refused(
+    if fields.raw("conversation") is not None:
+        raise fields.refusal(
             "conversation",
             "this server keeps responses and no conversations. Send `previous_response_id`, or all of it",
             "unsupported_parameter",
         )
-    if fields.given("prompt") is not None:
-        raise fields.refused(
+    if fields.raw("prompt") is not None:
+        raise fields.refusal(
             "prompt", "this server keeps no prompts. Send it as `input`", "unsupported_parameter"
         )
     if fields.flag("background", False):

@@ -44,7 +44,7 @@ def item_id(prefix: str, answer_id: str, place: int) -> str:
     return f"{prefix}_{answer_id.removeprefix('resp_')}_{place}"
 
 
-def response_head(request: CallRequest, answer_id: str, model: str, created: int) -> dict[str, Any]:
+def response_head(request: CallRequest, answer_id: str, model: str, created_at: int) -> dict[str, Any]:
     """A Response that holds nothing yet: what was asked for, as the client sent it."""
     body = request.body
     metadata = body.get("metadata")
@@ -53,7 +53,7 @@ def response_head(request: CallRequest, answer_id: str, model: str, created: int
     return {
         "id": answer_id,
         "object": "response",
-        "created_at": created,
+        "created_at": created_at,
         "status": "in_progress",
         "background": False,
         "error": None,
@@ -76,7 +76,7 @@ def response_head(request: CallRequest, answer_id: str, model: str, created: int
     } | {name: body.get(name) for name in _ECHOED}
 
 
-def finished(
+def finished_response(
     head: dict[str, Any], choice: Choice, output: list[dict[str, Any]], usage: dict[str, int]
 ) -> dict[str, Any]:
     status = status_of(choice)

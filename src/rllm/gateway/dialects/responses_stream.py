@@ -17,7 +17,7 @@ from rllm.errors import RequestRefused
 from rllm.gateway.dialects.responses_input import namespaces
 from rllm.gateway.dialects.responses_output import (
     call_item,
-    finished,
+    finished_response,
     item_id,
     item_status,
     logprob_entry,
@@ -61,9 +61,9 @@ class _Item:
 class ResponsesWriter:
     """Implements `rllm.gateway.dialects.base.StreamWriter`."""
 
-    def __init__(self, request: CallRequest, answer_id: str, model: str, created: int) -> None:
+    def __init__(self, request: CallRequest, answer_id: str, model: str, created_at: int) -> None:
         self._request = request
-        self._head = response_head(request, answer_id, model, created)
+        self._head = response_head(request, answer_id, model, created_at)
         self._spaces = namespaces(request.body) if request.tools else {}
         self._sequence = 0
         self._items: list[_Item] = []
@@ -97,7 +97,7 @@ class ResponsesWriter:
         output = [self._wire(item) for item in self._items]
         return events + self._event(
             f"response.{'failed' if status == 'cancelled' else status}",
-            response=finished(self._head, choice, output, answer.usage),
+            response=finished_response(self._head, choice, output, answer.usage),
         )
 
     def failed(self, error: RequestRefused) -> bytes:

@@ -135,11 +135,11 @@ class ResponsesReader:
 
 
 def _answer(request: CallRequest, response: dict[str, Any], items: list[dict[str, Any]]) -> Answer:
-    created = response.get("created_at")
+    created_at = response.get("created_at")
     return Answer(
         id=text_of(response.get("id")) or completion_id(Dialect.RESPONSES),
         model=text_of(response.get("model")) or request.model,
-        created=int(created) if isinstance(created, int | float) else unix_time(),
+        created=int(created_at) if isinstance(created_at, int | float) else unix_time(),
         choices=[_choice(request, response, items)],
         usage=_usage(response.get("usage")),
         no_ids_because=NO_IDS,

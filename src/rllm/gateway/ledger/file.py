@@ -64,8 +64,8 @@ def name_bytes(name: str) -> bytes:
     return name.encode("utf-8", "surrogatepass")
 
 
-def name_of(stored: bytes) -> str:
-    return stored.decode("utf-8", "surrogatepass")
+def name_of(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")
 
 
 def hold(directory: Path) -> int:

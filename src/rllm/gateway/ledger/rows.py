@@ -79,7 +79,7 @@ class EncodedCall:
     """A row without the numbers that only the writer knows: its session's and its parent's."""
 
     record: CallRecord
-    kept: Kept
+    kept_prefix: Kept
     tip: Tip
     id: bytes
     status: CallStatus
@@ -88,7 +88,7 @@ class EncodedCall:
     payload: bytes
 
     def row(self, *, session: int, is_first: bool) -> CallRow:
-        prefix = self.kept
+        prefix = self.kept_prefix
         return CallRow(
             session=session,
             id=self.id,
@@ -164,7 +164,7 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
         members.append(writer.text(small, "record")[1:-1])
     return EncodedCall(
         record=record,
-        kept=prefix,
+        kept_prefix=prefix,
         tip=beginning.tip(prefix),
         id=name_bytes(record.id),
         status=CallStatus(record.status),

@@ -64,7 +64,7 @@ class _Append:
     num_open: int
     """Calls under way when it came, each of which will come with an append of its own."""
     loop: asyncio.AbstractEventLoop
-    written: asyncio.Future[None]
+    on_disk: asyncio.Future[None]
     error: Exception | None = None
 
 
@@ -111,10 +111,10 @@ class LedgerWriter:
             num_keys=num_keys,
             num_open=num_open,
             loop=loop,
-            written=loop.create_future(),
+            on_disk=loop.create_future(),
         )
         self._put(item)
-        await item.written
+        await item.on_disk
 
     def change(self, change: Change, *, deletes: str | None = None) -> Any:
         """Do something between the appends, `deletes` that session perhaps, and wait until it is on disk."""
@@ -214,7 +214,7 @@ class LedgerWriter:
                         self.tips.forget(item.deletes)
                 elif item.error is None and item.num_keys == self._num_keys:
                     for call in item.calls:
-                        self.tips.add(call.record.session, call.tip, call.kept)
+                        self.tips.add(call.record.session, call.tip, call.kept_prefix)
         return None
 
     def _write(self, connection: sqlite3.Connection, batch: list[_Append | _Change]) -> None:
@@ -367,19 +367,21 @@ def add_to_totals(connection: sqlite3.Connection, totals: Counter[str]) -> None:
 
 def _wake(items: list[_Append]) -> None:
     for item in items:
-        if item.written.done():  # cancelled meanwhile; the calls are on disk all the same
+        if item.on_disk.done():  # cancelled meanwhile; the calls are on disk all the same
             continue
         if item.error is None:
-            item.written.set_result(None)
+            item.on_disk.set_result(None)
         else:
-            item.written.set_exception(item.error)
+            item.on_disk.set_exception(item.error)
 
 
 def _without_deleted_parents(connection: sqlite3.Connection, item: _Append) -> None:
     """A session was deleted since `item` was encoded: calls that went on from it are stored whole."""
     own = {id(call.tip) for call in item.calls}
     parents = {
-        call.kept.parent.call for call in item.calls if call.kept.parent and id(call.kept.parent) not in own
+        call.kept_prefix.parent.call
+        for call in item.calls
+        if call.kept_prefix.parent and id(call.kept_prefix.parent) not in own
     }
     if all(connection.execute("SELECT 1 FROM calls WHERE call = ?", (each,)).fetchone() for each in parents):
         return

@@ -97,7 +97,7 @@ class LocalCall:
     prompt_ids: list[int]
     samplings: list[SamplingParams]
     """One per choice."""
-    seeded: bool
+    sends_seeds: bool
     """Whether the engine is sent their seeds."""
     reader: Reader | None
     """Splits the text of chat answers; text completions are left as they are."""
@@ -105,7 +105,7 @@ class LocalCall:
     answer: Answer
 
     @property
-    def echoed(self) -> str:
+    def echo_text(self) -> str:
         if not self.request.echo:
             return ""
         prompt = self.request.prompt
@@ -118,7 +118,7 @@ class LocalCall:
             if self.reader is None
             else self.reader.parse(output.text)
         )
-        choice.text = self.echoed + answer.content
+        choice.text = self.echo_text + answer.content
         choice.reasoning = answer.reasoning
         choice.tool_calls = [
             WireToolCall(
@@ -135,7 +135,7 @@ class LocalCall:
         choice.logprobs = output.logprobs
         choice.logprob_meaning = output.logprob_meaning
         choice.temperature = output.temperature
-        choice.seed = self.samplings[choice.index].seed if self.seeded else None
+        choice.seed = self.samplings[choice.index].seed if self.sends_seeds else None
         choice.policy_versions = output.policy_versions
         if self.request.logprobs:
             choice.token_logprobs = self.token_logprobs(
@@ -160,11 +160,11 @@ class LocalCall:
 class ChoiceStream:
     """Text as it is sampled, turned into pieces of one choice."""
 
-    def __init__(self, call: LocalCall, choice: Choice, arrived: Callable[[Piece], None]) -> None:
+    def __init__(self, call: LocalCall, choice: Choice, on_piece: Callable[[Piece], None]) -> None:
         self.any_sent = False
         self._call = call
         self._choice = choice
-        self._arrived = arrived
+        self._on_piece = on_piece
         self._events = None if call.reader is None else call.reader.stream()
 
     def take(self, piece: TokenPiece) -> None:
@@ -210,7 +210,7 @@ class ChoiceStream:
 
     def _send(self, piece: Piece) -> None:
         self.any_sent = True
-        self._arrived(piece)
+        self._on_piece(piece)
 
 
 def _call_id(answer_id: str, choice: int, number: int) -> str:

@@ -235,7 +235,7 @@ class LocalPolicy:
                 replace(sampling, seed=_seed(request, session.seed, digest, times_asked, index))
                 for index in range(request.n)
             ],
-            seeded=self._sends_seeds,
+            sends_seeds=self._sends_seeds,
             reader=reader_of(request, tool_format, plain_format),
             tokenizer_text=self._token_text,
             answer=Answer(
@@ -358,8 +358,8 @@ class LocalPolicy:
     ) -> ModelOutput:
         choice = call.answer.choices[index]
         stream = ChoiceStream(call, choice, on_arrival) if on_arrival is not None else None
-        if stream is not None and call.echoed:
-            stream.say(call.echoed)
+        if stream is not None and call.echo_text:
+            stream.say(call.echo_text)
         try:
             output = await self.client.generate_ids(
                 call.prompt_ids,

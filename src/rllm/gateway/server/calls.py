@@ -95,12 +95,12 @@ class ClientCall:
         self.task: asyncio.Task[None] | None = None
         self.pieces: list[Piece] = []
         self.started_at = time.time()
-        self._started = time.perf_counter()
+        self._started_at = time.perf_counter()
         self.first_token_s: float | None = None
 
     @property
     def elapsed_s(self) -> float:
-        return time.perf_counter() - self._started
+        return time.perf_counter() - self._started_at
 
     async def wait(self, timeout_s: float | None) -> None:
         """Returns when there is an outcome, or after `timeout_s`. Whoever is cancelled here stops nothing."""
@@ -162,7 +162,7 @@ class Calls:
     ) -> ClientCall:
         """Begin a new call; it is accepted from here on."""
         call = ClientCall(request, session, placement, sink)
-        self._counts.accepted += 1
+        self._counts.num_accepted += 1
         self._in_flight.add(call)
         session.in_flight.add(call)
         self.retries.begin(call.key, call)
@@ -177,7 +177,7 @@ class Calls:
 
     def count_refused(self, error: RequestRefused) -> None:
         """Count a call of which too little is known to record it."""
-        self._counts.accepted += 1
+        self._counts.num_accepted += 1
         self._counts.ended_in_error(time.monotonic(), _code(error))
 
     async def answer(self, call: ClientCall, sink: EventSink | None = None) -> Answer:
@@ -198,10 +198,10 @@ class Calls:
             self._leave(call)
             raise
 
-    def undelivered(self, digest: bytes, key: str) -> None:
+    def note_undelivered(self, digest: bytes, key: str) -> None:
         """An answer is recorded, but did not reach its client."""
-        self._counts.undelivered += 1
-        self.retries.undelivered(digest, key)
+        self._counts.num_undelivered += 1
+        self.retries.note_undelivered(digest, key)
 
     def cancel(self, call: ClientCall, because: RequestRefused) -> None:
         """Stop the work. What is sampled already is recorded all the same."""
@@ -209,7 +209,7 @@ class Calls:
             return
         call.cancelled_because = because
         self.retries.end(call.key)  # a retry that comes from here on is a call of its own
-        self.retries.lost(call.digest)
+        self.retries.note_loss(call.digest)
         if call.has_begun and call.task is not None:  # a task cancelled before its first step never takes it
             call.task.cancel()
 
@@ -258,13 +258,13 @@ class Calls:
     def _settle(self, call: ClientCall, outcome: Answer | RequestRefused) -> None:
         if isinstance(outcome, Answer):
             if call.num_waiters == 0:  # they left while it was written
-                self.undelivered(call.digest, call.key)
+                self.note_undelivered(call.digest, call.key)
             call.end(outcome)
             return
         # Its frames hold the call, and the call holds it: what was asked would wait for a garbage collection.
         outcome.__traceback__ = outcome.__context__ = outcome.__cause__ = None
         if call.cancelled_because is None:
-            self.retries.lost(call.digest)
+            self.retries.note_loss(call.digest)
         call.end(outcome)
 
     async def _outcome(self, call: ClientCall) -> Answer | RequestRefused:
@@ -328,8 +328,8 @@ class Calls:
 
     async def _append(self, call: ClientCall, records: list[CallRecord]) -> None:
         session = call.session
-        if session.stored is not None:
-            await asyncio.shield(session.stored)
+        if session.store_task is not None:
+            await asyncio.shield(session.store_task)
         try:
             await self._append_records(records, call.request.num_bytes)
         except CountError:

@@ -30,13 +30,13 @@ class Counts:
     """The counts of one gateway since it was started. A retry that gets an earlier call's answer is no
     call."""
 
-    accepted: int = 0
-    recorded: Counter[str] = field(default_factory=Counter[str])
+    num_accepted: int = 0
+    recorded_by_status: Counter[str] = field(default_factory=Counter[str])
     """By status: ok, partial. On disk, all of them."""
-    errored: Counter[str] = field(default_factory=Counter[str])
+    errors_by_code: Counter[str] = field(default_factory=Counter[str])
     """By error code, or by HTTP status where an error has none."""
-    retried: int = 0
-    undelivered: int = 0
+    num_retries: int = 0
+    num_undelivered: int = 0
     """Recorded answers whose clients were gone."""
     tokens: Counter[str] = field(default_factory=Counter[str])
     responses: Counter[int] = field(default_factory=Counter[int])
@@ -49,7 +49,7 @@ class Counts:
     def ended_ok(
         self, now: float, usage: dict[str, int], latency_s: float, first_token_s: float | None
     ) -> None:
-        self.recorded[CallStatus.OK] += 1
+        self.recorded_by_status[CallStatus.OK] += 1
         for kind, num_tokens in usage.items():
             self.tokens[kind] += num_tokens
         self.latency.add(latency_s)
@@ -58,12 +58,12 @@ class Counts:
         self._note_end(now, 0)
 
     def ended_partial(self, now: float) -> None:
-        self.recorded[CallStatus.PARTIAL] += 1
+        self.recorded_by_status[CallStatus.PARTIAL] += 1
         self._note_end(now, 0)
 
     def ended_in_error(self, now: float, code: str) -> None:
-        has_room = code in self.errored or len(self.errored) < _MAX_CODES
-        self.errored[code if has_room else "other"] += 1
+        has_room = code in self.errors_by_code or len(self.errors_by_code) < _MAX_CODES
+        self.errors_by_code[code if has_room else "other"] += 1
         self._note_end(now, 1)
 
     def recent(self, now: float) -> tuple[int, int]:
@@ -74,11 +74,12 @@ class Counts:
 
     def require_conserved(self, in_flight: int) -> None:
         """Raises CountError when a call was lost or counted twice."""
-        num_recorded, num_errored = self.recorded.total(), self.errored.total()
-        if self.accepted != num_recorded + num_errored + in_flight:
+        num_recorded, num_errored = self.recorded_by_status.total(), self.errors_by_code.total()
+        if self.num_accepted != num_recorded + num_errored + in_flight:
             raise CountError(
-                f"The gateway accepted {self.accepted} calls, but {num_recorded} recorded + {num_errored} "
-                f"errored + {in_flight} in flight make {num_recorded + num_errored + in_flight}."
+                f"The gateway accepted {self.num_accepted} calls, but {num_recorded} recorded + "
+                f"{num_errored} errored + {in_flight} in flight "
+                f"make {num_recorded + num_errored + in_flight}."
             )
 
     def _note_end(self, now: float, num_errors: int) -> None:

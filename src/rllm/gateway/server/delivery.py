@@ -53,7 +53,7 @@ def error_response(dialect: ClientDialect, error: RequestRefused) -> web.Respons
     if error.retry_after is not None and error.retry_after.isprintable():
         headers["Retry-After"] = error.retry_after
     if isinstance(error, MethodNotAllowed):
-        headers["Allow"] = error.allowed
+        headers["Allow"] = error.allow_header
     if exhausted_limit(error.code):
         headers["X-Should-Retry"] = "false"  # which the clients of OpenAI and Anthropic read
     if error.status == 401:
@@ -91,13 +91,13 @@ class EventSink:
         self._model = model
         self._response: web.StreamResponse | None = None
         self._writer: StreamWriter | None = None
-        self._held: list[bytes] = []
+        self._end_events: list[bytes] = []
         self._passed_on = False
         """The events are an upstream's own."""
-        self._gone = False
+        self._is_client_gone = False
 
     @property
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         return self._response is not None
 
     async def piece(self, piece: Piece) -> None:
@@ -106,8 +106,8 @@ class EventSink:
             await self._write(self._begin() + self._stream().piece(piece))
             return
         self._passed_on = True
-        if self._held or self._is_last(piece.raw):
-            self._held.append(piece.raw)
+        if self._end_events or self._is_last(piece.raw):
+            self._end_events.append(piece.raw)
         else:
             await self._write(piece.raw)
 
@@ -123,7 +123,7 @@ class EventSink:
     async def finish(self, answer: Answer) -> web.StreamResponse:
         """The end, once the answer is recorded. Raises ConnectionError when the client is gone."""
         if self._passed_on:
-            rest = b"".join(self._held) + self._missing_end()
+            rest = b"".join(self._end_events) + self._missing_end()
         else:
             rest = self._begin() + self._stream().end(answer)
         return await self._last(rest)
@@ -145,23 +145,23 @@ class EventSink:
         assert self._response is not None, "an error before the first byte is an HTTP status"
         return self._response
 
-    def _stream(self, created: int | None = None) -> StreamWriter:
+    def _stream(self, created_at: int | None = None) -> StreamWriter:
         if self._writer is None:
-            at = unix_time() if created is None else created
+            at = unix_time() if created_at is None else created_at
             self._writer = self._dialect.stream(self._request, self.answer_id, self._model, at)
         return self._writer
 
-    def _begin(self, created: int | None = None) -> bytes:
-        return b"" if self._writer is not None else self._stream(created).begin()
+    def _begin(self, created_at: int | None = None) -> bytes:
+        return b"" if self._writer is not None else self._stream(created_at).begin()
 
     async def _write(self, data: bytes) -> None:
-        if self._gone or not data:
+        if self._is_client_gone or not data:
             return
         try:
             response = await self._open() if self._response is None else self._response
             await response.write(data)
         except ConnectionError:  # the call is told by the server, which cancels whoever waits for the answer
-            self._gone = True
+            self._is_client_gone = True
 
     async def _last(self, data: bytes) -> web.StreamResponse:
         response = await self._open()
@@ -192,7 +192,7 @@ class EventSink:
         """Some upstreams say that an answer is whole by its finish reasons alone."""
         if self._request.dialect not in (Dialect.CHAT, Dialect.COMPLETIONS):
             return b""
-        has_end = any(raw.startswith(_DONE[:12]) or b"\n" + _DONE[:12] in raw for raw in self._held)
+        has_end = any(raw.startswith(_DONE[:12]) or b"\n" + _DONE[:12] in raw for raw in self._end_events)
         return b"" if has_end else _DONE
 
 

@@ -162,7 +162,7 @@ class Gateway:
         self._disk = DiskCheck(lambda: asyncio.to_thread(ledger.try_to_write))
         self._responses = KeptResponses(self.ledger)
         self._management = Management(self.ledger, self.sessions, self.calls, self._tokens)
-        self._published = PublishedRoutes(
+        self._published_routes = PublishedRoutes(
             self.policy,
             self.ledger,
             self.sessions,
@@ -194,7 +194,7 @@ class Gateway:
             for site in list(self._runner.sites):
                 await site.stop()
             await self.calls.finish(self._grace_s)
-            await self.sessions.stored()
+            await self.sessions.wait_until_stored()
             await self._runner.cleanup()
             await self.calls.finish(0.0)
             await self._disk.close()
@@ -286,13 +286,13 @@ class Gateway:
                     scope.require_session(route.session)
                 return self._models(route)
             case endpoint if endpoint in PUBLISHED:
-                return await self._published.respond(http, route, scope)
+                return await self._published_routes.respond(http, route, scope)
             case Endpoint.RESPONSE:
                 session = session_of(route, http.headers, {})
                 scope.require_session(session)
                 if http.method == "DELETE":
                     raise delete_refused()
-                return json_response(await self._responses.retrieved(route.response, session))
+                return json_response(await self._responses.retrieve(route.response, session))
             case Endpoint.TRACES:
                 scope.require_session(route.session)
                 return await self._management.traces(http, route.session)
@@ -359,7 +359,7 @@ class Gateway:
             sink = EventSink(http, dialect, request, request.model or self._first_model())
         is_retry = bool(placement.call or placement.records)
         if is_retry:
-            self.counts.retried += 1
+            self.counts.num_retries += 1
         if placement.records:
             answer = answer_of(placement.records)
         else:
@@ -367,14 +367,14 @@ class Gateway:
             try:
                 answer = await self.calls.answer(call, sink)
             except RequestRefused as error:
-                if sink is None or not sink.started:
+                if sink is None or not sink.has_started:
                     raise
                 return await sink.failed(error)
             placement.key = call.key
         try:
             return await self._deliver(http, dialect, request, answer, sink, is_retry)
         except (ConnectionError, asyncio.CancelledError):
-            self.calls.undelivered(placement.digest, placement.key)
+            self.calls.note_undelivered(placement.digest, placement.key)
             raise
 
     async def _deliver(

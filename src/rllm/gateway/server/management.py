@@ -60,8 +60,8 @@ class Management:
             _field(fields, "metadata", dict, "an object") or {},
             budget_of(_field(fields, "budget", dict, "an object") or {}),
         )
-        if session.stored is not None:
-            await asyncio.shield(session.stored)
+        if session.store_task is not None:
+            await asyncio.shield(session.store_task)
         return json_response(
             {
                 "session_id": session.id,
@@ -118,8 +118,8 @@ class Management:
         """
         in_memory = self._sessions.in_memory(session)
         if in_memory is not None:
-            if in_memory.stored is not None:
-                await asyncio.wait({in_memory.stored})
+            if in_memory.store_task is not None:
+                await asyncio.wait({in_memory.store_task})
             await self._calls.cancel_session(in_memory, session_closed())
         elif self._ledger.session_data(session) is None:
             raise unknown_session(session)

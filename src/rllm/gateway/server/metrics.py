@@ -14,16 +14,27 @@ def prometheus_text(
 ) -> str:
     """Everything in the text format of Prometheus."""
     parts = [
-        _metric("calls_accepted_total", "counter", "Model calls that were accepted.", _one(counts.accepted)),
-        _metric("calls_recorded_total", "counter", "Calls in the ledger.", _by("status", counts.recorded)),
-        _metric("calls_errored_total", "counter", "Calls without an answer.", _by("code", counts.errored)),
+        _metric(
+            "calls_accepted_total", "counter", "Model calls that were accepted.", _one(counts.num_accepted)
+        ),
+        _metric(
+            "calls_recorded_total",
+            "counter",
+            "Calls in the ledger.",
+            _by("status", counts.recorded_by_status),
+        ),
+        _metric(
+            "calls_errored_total", "counter", "Calls without an answer.", _by("code", counts.errors_by_code)
+        ),
         _metric("calls_in_flight", "gauge", "Calls on their way.", _one(in_flight)),
-        _metric("retries_total", "counter", "Retries answered with an earlier call.", _one(counts.retried)),
+        _metric(
+            "retries_total", "counter", "Retries answered with an earlier call.", _one(counts.num_retries)
+        ),
         _metric(
             "undelivered_total",
             "counter",
             "Recorded answers whose clients were gone.",
-            _one(counts.undelivered),
+            _one(counts.num_undelivered),
         ),
         _metric("tokens_total", "counter", "Tokens of recorded calls.", _by("kind", counts.tokens)),
         _metric("responses_total", "counter", "HTTP responses.", _by("status", counts.responses)),
@@ -66,10 +77,10 @@ def health(
         "policy_versions": _versions(policy),
         "sessions_in_memory": sessions,
         "calls": {
-            "accepted": counts.accepted,
-            "recorded": counts.recorded.total(),
-            "errored": counts.errored.total(),
-            "retried": counts.retried,
+            "accepted": counts.num_accepted,
+            "recorded": counts.recorded_by_status.total(),
+            "errored": counts.errors_by_code.total(),
+            "retried": counts.num_retries,
         },
         "last_minute": {
             "ended": num_ended,

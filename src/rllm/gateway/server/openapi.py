@@ -151,22 +151,22 @@ def _published_paths() -> dict[str, Any]:
     return {
         "/traces/{trace}": {"get": trace | {"parameters": [_in_path("trace")]}},
         "/traces/query": {
-            "post": _posted("query_traces", "Calls of several sessions.", query, "session_ids")
+            "post": _post_operation("query_traces", "Calls of several sessions.", query, "session_ids")
         },
         "/sessions/batch_delete": {
-            "post": _posted(
+            "post": _post_operation(
                 "delete_sessions", "Forget several sessions.", {"session_ids": names}, "session_ids"
             )
         },
         "/health/workers": {"get": _open_to_all("worker_health", "The servers that answer.", (200,))},
         "/admin/workers": {
             "get": _operation("workers", "The servers that answer.", 200),
-            "post": _posted("add_worker", "Send calls to one more server.", worker, "url"),
+            "post": _post_operation("add_worker", "Send calls to one more server.", worker, "url"),
         },
         "/admin/workers/{worker}": {"delete": removal | {"parameters": [_in_path("worker")]}},
         "/admin/weight_version": {
             "get": _operation("weight_version", "The policy version of answers from now on.", 200),
-            "post": _posted(
+            "post": _post_operation(
                 "set_weight_version", "Say it, for servers that do not.", version, "weight_version"
             ),
         },
@@ -175,9 +175,9 @@ def _published_paths() -> dict[str, Any]:
     }
 
 
-def _posted(name: str, summary: str, fields: dict[str, Any], required: str) -> dict[str, Any]:
+def _post_operation(name: str, summary: str, fields: dict[str, Any], required_field: str) -> dict[str, Any]:
     """An operation with a JSON body."""
-    schema = {"type": "object", "required": [required], "properties": fields}
+    schema = {"type": "object", "required": [required_field], "properties": fields}
     body = {"required": True, "content": {_JSON: {"schema": schema}}}
     return _operation(name, summary, 200) | {"requestBody": body}
 

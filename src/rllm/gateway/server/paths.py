@@ -120,13 +120,13 @@ _SESSION_HEADERS = ("x-rllm-session", "x-session-id", "session-id")
 class MethodNotAllowed(RequestRefused):
     """405, with what the path does allow."""
 
-    def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
+    def __init__(self, method: str, path: str, methods: tuple[str, ...]) -> None:
         super().__init__(
-            f"{method} is not allowed on {path}; use {' or '.join(allowed)}.",
+            f"{method} is not allowed on {path}; use {' or '.join(methods)}.",
             status=405,
             code="method_not_allowed",
         )
-        self.allowed = ", ".join(allowed)
+        self.allow_header = ", ".join(methods)
 
 
 def route_of(method: str, target: str) -> Route:
@@ -148,9 +148,9 @@ def route_of(method: str, target: str) -> Route:
             status=404,
             code="not_found",
         )
-    allowed = _METHODS.get(route.endpoint, _READ_ONLY)
-    if method not in allowed:
-        raise MethodNotAllowed(method, path or "/", allowed)
+    methods = _METHODS.get(route.endpoint, _READ_ONLY)
+    if method not in methods:
+        raise MethodNotAllowed(method, path or "/", methods)
     return route
 
 

@@ -84,7 +84,7 @@ class PublishedRoutes:
             case Endpoint.WORKER:
                 return json_response(await self._remove_worker(route.item))
             case Endpoint.FLUSH:
-                await self._sessions.stored()
+                await self._sessions.wait_until_stored()
                 return json_response({"status": "flushed"})
             case _:
                 if isinstance(self._policy, ServerPolicy):

@@ -43,7 +43,7 @@ class KeptResponses:
         answer = {name: value for name, value in record.response.items() if name != "reasoning_content"}
         request.messages = [*rules, *messages, answer, *request.messages[len(rules) :]]
 
-    async def retrieved(self, response_id: str, session: str) -> dict[str, Any]:
+    async def retrieve(self, response_id: str, session: str) -> dict[str, Any]:
         """Raises RequestRefused (404) where the session has no such response."""
         record = await self._record(response_id, session)
         if record is None:

@@ -27,9 +27,9 @@ class _Entry:
     """The state of equal requests of one session."""
 
     count: int = 0
-    lost: int = 0
+    num_lost: int = 0
     """Ended without an answer, and their retries did not come yet."""
-    undelivered: list[str] = field(default_factory=list[str])
+    undelivered_keys: list[str] = field(default_factory=list[str])
     """Keys of answers that are recorded, but whose client was gone."""
 
 
@@ -75,17 +75,17 @@ class Retries(Generic[CallT]):
     def end(self, key: str) -> None:
         self._in_flight.pop(key, None)
 
-    def lost(self, digest: bytes) -> None:
+    def note_loss(self, digest: bytes) -> None:
         """A call ended without an answer: its retry is a call of its own."""
         entry = self._entries.get(digest)
         if entry is not None:
-            entry.lost += 1
+            entry.num_lost += 1
 
-    def undelivered(self, digest: bytes, key: str) -> None:
+    def note_undelivered(self, digest: bytes, key: str) -> None:
         """An answer is recorded, but its client was gone: its retry gets this one."""
         entry = self._entries.get(digest)
         if entry is not None:
-            entry.undelivered.append(key)
+            entry.undelivered_keys.append(key)
 
     def unused_key(self, session: str, digest: bytes) -> str:
         """Where a number turned out to be taken, because this process does not know all that was asked
@@ -100,10 +100,10 @@ class Retries(Generic[CallT]):
     def _retry_of(self, session: str, digest: bytes, entry: _Entry | None) -> Placement[CallT] | None:
         if entry is None:
             return self._placement(session, digest, self._recorded_keys(session, digest))
-        if entry.undelivered:
-            return self._placement(session, digest, [entry.undelivered.pop()])
-        if entry.lost:
-            entry.lost -= 1
+        if entry.undelivered_keys:
+            return self._placement(session, digest, [entry.undelivered_keys.pop()])
+        if entry.num_lost:
+            entry.num_lost -= 1
             return None
         keys = [_key(digest, number) for number in reversed(range(entry.count))]
         return self._placement(session, digest, keys)

@@ -44,7 +44,7 @@ class Session:
     limits: CallBudget = field(default_factory=CallBudget)
     budget: SessionBudget | None = None
     """None where it has no limits."""
-    stored: asyncio.Future[Any] | None = None
+    store_task: asyncio.Future[Any] | None = None
     """Pending while what it was created with goes to disk; its answers wait for that."""
 
     def history(self) -> list[CallRecord]:
@@ -119,7 +119,7 @@ class SessionRegistry:
         session = self._sessions.get(session_id)
         data = (
             self._ledger.session_data(session_id)
-            if session is None or session.stored is None
+            if session is None or session.store_task is None
             else session.data()
         )
         self._closed.pop(session_id, None)
@@ -156,9 +156,9 @@ class SessionRegistry:
         self._sessions.pop(session_id, None)
         self._closed.pop(session_id, None)
 
-    async def stored(self) -> None:
+    async def wait_until_stored(self) -> None:
         """Returns when every session that was created is on disk."""
-        pending = [each.stored for each in self._sessions.values() if each.stored is not None]
+        pending = [each.store_task for each in self._sessions.values() if each.store_task is not None]
         await asyncio.gather(*pending, return_exceptions=True)
 
     def _add(self, session: Session) -> Session:
@@ -167,7 +167,7 @@ class SessionRegistry:
             if len(self._sessions) <= self._max_idle:
                 break
             oldest_id, oldest = next(iter(self._sessions.items()))
-            if oldest.in_flight or oldest.stored is not None or oldest is session:
+            if oldest.in_flight or oldest.store_task is not None or oldest is session:
                 self._sessions.move_to_end(oldest_id)
             else:
                 del self._sessions[oldest_id]
@@ -175,11 +175,11 @@ class SessionRegistry:
 
     def _store(self, session: Session, data: dict[str, Any]) -> None:
         task = asyncio.ensure_future(asyncio.to_thread(self._ledger.create_session, session.id, data))
-        session.stored = task
+        session.store_task = task
 
-        def on_done(finished: asyncio.Future[Any]) -> None:
-            if not finished.cancelled() and finished.exception() is None:
-                session.stored = None
+        def on_done(future: asyncio.Future[Any]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                session.store_task = None
             elif (
                 self._sessions.get(session.id) is session
             ):  # its calls hear of it; the next attempt starts anew

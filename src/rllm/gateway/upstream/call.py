@@ -39,12 +39,12 @@ class Failed(Exception):
     """A try that failed before anything was passed on."""
 
     def __init__(
-        self, error: RequestRefused, *, reached: bool = True, slow: bool = False, stale: bool = False
+        self, error: RequestRefused, *, is_reached: bool = True, slow: bool = False, stale: bool = False
     ) -> None:
         super().__init__(error.message)
         self.error = error
         """The client's error when there are no more tries."""
-        self.reached = reached
+        self.is_reached = is_reached
         self.slow = slow
         """It was not reached in time, which says less than a connection that was refused."""
         self.stale = stale
@@ -66,9 +66,9 @@ class UpstreamCall:
     """The last one that was sent, whoever chose it."""
     policy_version: int = 0
     """The version of the weights that the last try began with."""
-    started: float = field(default_factory=time.perf_counter)
+    started_at: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
-    heard: bool = False
+    has_answered: bool = False
     """A server has answered something: what is refused from then on, it refused."""
 
     @property
@@ -87,7 +87,7 @@ class UpstreamCall:
 
     async def pass_on(self, piece: Piece) -> None:
         if self.first_token_s is None:
-            self.first_token_s = time.perf_counter() - self.started
+            self.first_token_s = time.perf_counter() - self.started_at
         if self.emit is not None:
             await self.emit(piece)
 
@@ -106,7 +106,7 @@ async def ask(call: UpstreamCall, http: HttpClient, url: str, capture: frozenset
     body = call.body(capture)
     try:
         async with http.post(url + call.dialect.path, body) as response:
-            call.heard = True
+            call.has_answered = True
             if not 200 <= response.status < 300:
                 raise await _error(call, http, response, url)
             version = _Version(_version_of(response.headers.get("X-Policy-Version")))
@@ -116,7 +116,7 @@ async def ask(call: UpstreamCall, http: HttpClient, url: str, capture: frozenset
                 answer = await _read(call, http, response, url, version)
     except Unreachable as error:
         refusal = _server_error(url, error, 503, "upstream_unreachable")
-        raise Failed(refusal, reached=False, slow=isinstance(error, SlowToConnect)) from error
+        raise Failed(refusal, is_reached=False, slow=isinstance(error, SlowToConnect)) from error
     except Dropped as error:
         refusal = _server_error(url, error, 502, "upstream_dropped")
         raise Failed(refusal, stale=error.before_answer) from error

@@ -93,7 +93,7 @@ class Origin:
 
     url: URL
     keep_alive_s: float
-    kept: deque[UpstreamConnection] = field(default_factory=deque["UpstreamConnection"])
+    idle: deque[UpstreamConnection] = field(default_factory=deque["UpstreamConnection"])
     """The one that was used last at the end."""
     addresses: list[Any] = field(default_factory=list[Any])
     addresses_until_s: float = 0.0
@@ -101,8 +101,8 @@ class Origin:
 
     def take(self) -> UpstreamConnection | None:
         now_s = asyncio.get_running_loop().time()
-        while self.kept:
-            connection = self.kept.pop()
+        while self.idle:
+            connection = self.idle.pop()
             if connection.is_usable() and now_s - connection.kept_since_s < self.keep_alive_s:
                 return connection
             connection.end()
@@ -111,17 +111,17 @@ class Origin:
     def keep(self, connection: UpstreamConnection) -> None:
         loop = asyncio.get_running_loop()
         connection.kept_since_s = loop.time()
-        self.kept.append(connection)
+        self.idle.append(connection)
         if self.closer is None:
             self.closer = loop.call_later(self.keep_alive_s, self._close_old)
 
     def _close_old(self) -> None:
         loop = asyncio.get_running_loop()
         self.closer = None
-        while self.kept and loop.time() - self.kept[0].kept_since_s >= self.keep_alive_s:
-            self.kept.popleft().end()
-        if self.kept:
-            self.closer = loop.call_at(self.kept[0].kept_since_s + self.keep_alive_s, self._close_old)
+        while self.idle and loop.time() - self.idle[0].kept_since_s >= self.keep_alive_s:
+            self.idle.popleft().end()
+        if self.idle:
+            self.closer = loop.call_at(self.idle[0].kept_since_s + self.keep_alive_s, self._close_old)
 
     async def connect(self) -> UpstreamConnection:
         """Raises OSError."""
@@ -150,8 +150,8 @@ class Origin:
         if self.closer is not None:
             self.closer.cancel()
             self.closer = None
-        while self.kept:
-            self.kept.pop().end()
+        while self.idle:
+            self.idle.pop().end()
 
 
 @dataclass(slots=True, frozen=True)
@@ -189,7 +189,7 @@ class Connections:
         if target is None:
             if len(self._targets) >= _MAX_TARGETS:  # servers come and go for ever
                 self._targets.clear()
-                self._origins = {name: origin for name, origin in self._origins.items() if origin.kept}
+                self._origins = {name: origin for name, origin in self._origins.items() if origin.idle}
             target = self._targets[method, url] = self._new_target(method, URL(url))
         return target
 

@@ -18,10 +18,10 @@ _NOT_THERE = (404, 405, 501)
 
 
 async def counted_tokens(
-    request: CallRequest, dialect: UpstreamDialect, upstream: Upstream, known: Known, http: HttpClient
+    request: CallRequest, dialect: UpstreamDialect, upstream: Upstream, facts: Known, http: HttpClient
 ) -> int:
     """Raises RequestRefused: 400 where the server does not count, 503 when it cannot be reached."""
-    count = await _count(request, dialect, upstream, known, http) if known.counts_tokens else None
+    count = await _count(request, dialect, upstream, facts, http) if facts.counts_tokens else None
     if count is None:
         raise RequestRefused(
             f"The upstream {upstream.url} cannot count tokens: it has no /tokenize, as vLLM has, and no "
@@ -32,7 +32,7 @@ async def counted_tokens(
 
 
 async def _count(
-    request: CallRequest, dialect: UpstreamDialect, upstream: Upstream, known: Known, http: HttpClient
+    request: CallRequest, dialect: UpstreamDialect, upstream: Upstream, facts: Known, http: HttpClient
 ) -> int | None:
     body = dialect.body(request, capture=frozenset())
     if dialect.name is Dialect.MESSAGES:
@@ -44,7 +44,7 @@ async def _count(
     except (Unreachable, Dropped, TimeoutError) as error:
         raise unreachable(upstream.url, error) from error
     if status in _NOT_THERE:
-        known.counts_tokens = False
+        facts.counts_tokens = False
         return None
     if not isinstance(reply, dict) or status != 200:
         raise dialect.error_of(status, b"" if reply is None else orjson.dumps(reply), {})

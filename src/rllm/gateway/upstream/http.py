@@ -104,9 +104,9 @@ class HttpClient:
 
     async def _connection(self, origin: Origin, timeout_s: float) -> UpstreamConnection:
         """One that was kept, or a new one."""
-        kept = origin.take()
-        if kept is not None:
-            return kept
+        connection = origin.take()
+        if connection is not None:
+            return connection
         try:
             async with asyncio.timeout(timeout_s):
                 return await origin.connect()

@@ -92,7 +92,7 @@ class UpstreamPolicy:
             max_body_bytes=max_body_bytes,
         )
         # Weak, since calls under way still ask for what is known of a server that was removed.
-        self._known = WeakKeyDictionary[Upstream, Known]((each, Known()) for each in self.pool.upstreams)
+        self._facts = WeakKeyDictionary[Upstream, Known]((each, Known()) for each in self.pool.upstreams)
         self._policy_version = 0
         self._in_flight = 0
         self._waiting = 0
@@ -116,7 +116,7 @@ class UpstreamPolicy:
         self._policy_version = policy_version
 
     def models(self) -> list[str]:
-        return all_models([self._known[each] for each in self.pool.upstreams])
+        return all_models([self._facts[each] for each in self.pool.upstreams])
 
     async def add_server(self, url: str, weight: float) -> dict[str, Any]:
         """Send calls to one more server; its health, as `health` has it, and its `models`.
@@ -124,9 +124,9 @@ class UpstreamPolicy:
         Raises ConfigError for no URL, and for a server that is there already.
         """
         upstream = self.pool.add(url, weight)
-        self._known[upstream] = Known()
+        self._facts[upstream] = Known()
         await self._first_look(upstream)
-        return {**self._server_health(upstream), "models": all_models([self._known[upstream]])}
+        return {**self._server_health(upstream), "models": all_models([self._facts[upstream]])}
 
     async def remove_server(self, url: str) -> None:
         """Send no further calls to a server. Raises ConfigError for the last one."""
@@ -135,17 +135,17 @@ class UpstreamPolicy:
     async def look_again(self) -> None:
         """Ask every server anew what it is."""
         for upstream in self.pool.upstreams:
-            self._known[upstream].probed = False
+            self._facts[upstream].is_probed = False
         await asyncio.gather(*(self._first_look(each) for each in self.pool.upstreams))
 
     def _server_health(self, upstream: Upstream) -> dict[str, Any]:
-        known = self._known[upstream]
-        capture = sorted(known.given if self.capture is None else self.capture)
-        return {**self.pool.health(upstream), **known.health(), "capture": capture}
+        facts = self._facts[upstream]
+        capture = sorted(facts.known_captures if self.capture is None else self.capture)
+        return {**self.pool.health(upstream), **facts.health(), "capture": capture}
 
     def health(self) -> dict[str, Any]:
-        known = [self._known[each] for each in self.pool.upstreams]
-        versions = [each.policy_version for each in known if each.policy_version is not None]
+        all_facts = [self._facts[each] for each in self.pool.upstreams]
+        versions = [each.policy_version for each in all_facts if each.policy_version is not None]
         return {
             "healthy": any(each.in_service for each in self.pool.upstreams),
             "queued": self._waiting + self._http.num_waiting,
@@ -199,42 +199,42 @@ class UpstreamPolicy:
                 self._waiting -= 1
 
     async def _try(self, call: UpstreamCall, upstream: Upstream, session: PolicySession) -> Answer:
-        known = self._known[upstream]
+        facts = self._facts[upstream]
         call.policy_version = self._policy_version
         try:
-            if not known.probed:
+            if not facts.is_probed:
                 await self._probe(upstream)
-            if call.seed is None and call.request.seed is None and self._seeds(known, call.request):
+            if call.seed is None and call.request.seed is None and self._seeds(facts, call.request):
                 call.seed = _draws_of(session).seed_of(call.request, session.seed)
-            answer, server_policy_version, capture = await self._ask(call, upstream, known)
+            answer, server_policy_version, capture = await self._ask(call, upstream, facts)
         except PartialAnswer as partial:
-            self.pool.troubled(upstream, str(partial))
+            self.pool.note_trouble(upstream, str(partial))
             if isinstance(partial.answer, Answer):
-                self._finish(call, upstream, known, session, partial.answer, whole=False)
+                self._finish(call, upstream, facts, session, partial.answer, whole=False)
             raise
         except Failed as failure:
             self._note(upstream, failure)
             raise
         except RequestRefused as error:
             if error.status >= 500:
-                self.pool.troubled(upstream, error.message)
-            elif call.heard:
-                upstream.succeeded()
+                self.pool.note_trouble(upstream, error.message)
+            elif call.has_answered:
+                upstream.note_success()
             raise
-        upstream.succeeded()
+        upstream.note_success()
         if server_policy_version is not None:
-            known.policy_version = server_policy_version
+            facts.policy_version = server_policy_version
         if answer.no_ids_because:
-            answer.no_ids_because = self._why_no_ids(call.request, known, capture) or answer.no_ids_because
-        return self._finish(call, upstream, known, session, answer, server_policy_version, whole=True)
+            answer.no_ids_because = self._why_no_ids(call.request, facts, capture) or answer.no_ids_because
+        return self._finish(call, upstream, facts, session, answer, server_policy_version, whole=True)
 
     async def _ask(
-        self, call: UpstreamCall, upstream: Upstream, known: Known
+        self, call: UpstreamCall, upstream: Upstream, facts: Known
     ) -> tuple[Answer, int | None, frozenset[str]]:
         """Without a field of ours that the server refuses: once for each, and remembered when that helped."""
         request = call.request
-        capture = known.capture_for(request, self.capture)
-        if self._seeds(known, request):
+        capture = facts.capture_for(request, self.capture)
+        if self._seeds(facts, request):
             capture |= {"seed"}
         if call.dialect.name not in _WITH_CAPTURE:
             capture = frozenset()
@@ -244,7 +244,9 @@ class UpstreamPolicy:
             try:
                 reply = await ask(call, self._http, upstream.url, capture)
             except RequestRefused as error:
-                blamed_fields = known.blamed(error, request, capture) if call.heard else frozenset[str]()
+                blamed_fields = (
+                    facts.fields_at_fault(error, request, capture) if call.has_answered else frozenset[str]()
+                )
                 if not blamed_fields:
                     raise first_error or error from None
                 first_error = first_error or error
@@ -252,12 +254,12 @@ class UpstreamPolicy:
                 capture -= blamed_fields
                 continue
             if first_error is not None:
-                known.refused(request, dropped_fields, first_error.message)
-            known.accepted(request, added_fields(request, capture))
+                facts.note_refused(request, dropped_fields, first_error.message)
+            facts.note_accepted(request, added_fields(request, capture))
             return reply.answer, reply.policy_version, capture
 
-    def _seeds(self, known: Known, request: CallRequest) -> bool:
-        return self._sends_seeds and known.takes_seed(request)
+    def _seeds(self, facts: Known, request: CallRequest) -> bool:
+        return self._sends_seeds and facts.takes_seed(request)
 
     def _finish(
         self,
@@ -276,7 +278,7 @@ class UpstreamPolicy:
         """
         answer.upstream = upstream.url
         answer.first_token_s = call.first_token_s
-        meaning = facts.logprob_meaning(call.request, processed=self._processed_logprobs)
+        meaning = facts.logprob_meaning(call.request, processed_logprobs=self._processed_logprobs)
         version = call.policy_version if server_policy_version is None else server_policy_version
         versions_differ = call.policy_version != self._policy_version
         self._num_across_versions += versions_differ
@@ -307,10 +309,10 @@ class UpstreamPolicy:
             if whole:
                 continuity.record(prompt, choice)
 
-    def _why_no_ids(self, request: CallRequest, known: Known, capture: frozenset[str]) -> str:
+    def _why_no_ids(self, request: CallRequest, facts: Known, capture: frozenset[str]) -> str:
         """Empty when ids were asked for: then the dialect knows better."""
         for each in ("token_ids", "logprobs"):
-            reason = known.why_refused(request, each)
+            reason = facts.why_refused(request, each)
             if reason and each not in capture:
                 return (
                     f"The upstream refused to give {each.replace('_', ' ')} ({reason}). Serve the model "
@@ -321,7 +323,7 @@ class UpstreamPolicy:
                 return (
                     f"The gateway was started without `--capture {each}`; add it where the server gives it."
                 )
-            if self.capture is None and each not in known.given:
+            if self.capture is None and each not in facts.known_captures:
                 return (
                     "The upstream does not say that it is vLLM, SGLang or rLLM, so it was not asked for "
                     f"{each.replace('_', ' ')}. Where it can give them, start the gateway with "
@@ -339,14 +341,14 @@ class UpstreamPolicy:
 
     def _note(self, upstream: Upstream, failure: Failed) -> None:
         if failure.slow:
-            self.pool.troubled(upstream, failure.error.message)
-        elif not failure.reached:
-            self._known[upstream].probed = False  # who comes back may be someone else
+            self.pool.note_trouble(upstream, failure.error.message)
+        elif not failure.is_reached:
+            self._facts[upstream].is_probed = False  # who comes back may be someone else
             self.pool.unreachable(upstream, failure.error.message)
         elif failure.error.status == 429:
-            upstream.succeeded()
+            upstream.note_success()
         elif not failure.stale:
-            self.pool.troubled(upstream, failure.error.message)
+            self.pool.note_trouble(upstream, failure.error.message)
 
     async def _first_look(self, upstream: Upstream) -> None:
         try:
@@ -356,10 +358,10 @@ class UpstreamPolicy:
 
     async def _probe(self, upstream: Upstream) -> None:
         try:
-            await self._known[upstream].ready(upstream, self._http)
+            await self._facts[upstream].ready(upstream, self._http)
         except (Unreachable, Dropped, TimeoutError) as error:
             is_reached, slow = not isinstance(error, Unreachable), isinstance(error, SlowToConnect)
-            raise Failed(unreachable(upstream.url, error), reached=is_reached, slow=slow) from error
+            raise Failed(unreachable(upstream.url, error), is_reached=is_reached, slow=slow) from error
 
     async def _check(self, upstream: Upstream) -> None:
         """Raises OSError when the server is not well. Any answer that is no 5xx is a sign of life."""
@@ -368,10 +370,10 @@ class UpstreamPolicy:
             status, _ = await self._http.get(f"{upstream.url}/models")
         if status >= 500:
             raise OSError(f"its health check answered {status}")
-        known = self._known[upstream]
-        if not known.probed or not upstream.in_service:
-            known.probed = False
-            await known.ready(upstream, self._http)
+        facts = self._facts[upstream]
+        if not facts.is_probed or not upstream.in_service:
+            facts.is_probed = False
+            await facts.ready(upstream, self._http)
 
     # ---- counting ------------------------------------------------------------------------------------------
 
@@ -381,7 +383,7 @@ class UpstreamPolicy:
             return len(request.prompt)
         with self.pool.lease("") as upstream:
             dialect = UPSTREAMS[self._dialect_for(request)]
-            return await counted_tokens(request, dialect, upstream, self._known[upstream], self._http)
+            return await counted_tokens(request, dialect, upstream, self._facts[upstream], self._http)
 
 
 def _draws_of(session: PolicySession) -> Draws:

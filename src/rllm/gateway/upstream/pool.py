@@ -64,7 +64,7 @@ class Upstream:
         """Calls under way; where those are equal, the sessions that will come with more."""
         return (self.in_flight + 1) / self.weight, (self.num_sessions + 1) / self.weight
 
-    def succeeded(self) -> None:
+    def note_success(self) -> None:
         self.failures = 0
         self.out_until = 0.0
         self.last_error = ""
@@ -236,7 +236,7 @@ class UpstreamPool:
     def unreachable(self, upstream: Upstream, why: str) -> None:
         upstream.failed(why, take_out=True)
 
-    def troubled(self, upstream: Upstream, why: str) -> None:
+    def note_trouble(self, upstream: Upstream, why: str) -> None:
         """It answered with a 5xx, or broke off. The last one in service stays: its errors say more."""
         bad = upstream.failures + 1 >= FAILURES_BEFORE_OUT
         upstream.failed(why, take_out=bad and self.other_than({upstream}))
@@ -272,13 +272,13 @@ class UpstreamPool:
                     await check(upstream)
             except TimeoutError as error:
                 why = str(error) or f"its health check took more than {self.checks.timeout_s:g} s"
-                self.troubled(upstream, why)
+                self.note_trouble(upstream, why)
             except ConnectionError as error:
                 self.unreachable(upstream, str(error))
             except OSError as error:
-                self.troubled(upstream, str(error))
+                self.note_trouble(upstream, str(error))
             else:
-                upstream.succeeded()
+                upstream.note_success()
 
     # ---- for people ----------------------------------------------------------------------------------------
 

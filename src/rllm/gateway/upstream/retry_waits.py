@@ -40,7 +40,7 @@ class Tries:
         if failure.stale and not self.stale_excused:
             self.stale_excused = True
             return 0.0
-        if not failure.reached and not pool.other_than(()):
+        if not failure.is_reached and not pool.other_than(()):
             self._count(pool.none_in_service())
         else:
             self._count(failure.error)

@@ -49,21 +49,23 @@ class Known:
     """`vllm`, `sglang`, `rllm`, or nothing known."""
     version: str = ""
     models: list[str] = field(default_factory=list[str])
-    probed: bool = False
+    is_probed: bool = False
     policy_version: int | None = None
     """The last one that it told."""
     counts_tokens: bool = True
     """False once it said that it cannot."""
-    _refused: OrderedDict[tuple[Kind, str], str] = field(default_factory=OrderedDict[tuple[Kind, str], str])
+    _refusals: OrderedDict[tuple[Kind, str], str] = field(default_factory=OrderedDict[tuple[Kind, str], str])
     """(kind of call, capture) to what the server said."""
-    _accepted: OrderedDict[Kind, frozenset[str]] = field(default_factory=OrderedDict[Kind, frozenset[str]])
+    _accepted_fields: OrderedDict[Kind, frozenset[str]] = field(
+        default_factory=OrderedDict[Kind, frozenset[str]]
+    )
     """The requests that it has taken with success."""
 
     _probing: asyncio.Task[None] | None = None
 
     async def ready(self, upstream: Upstream, http: HttpClient) -> None:
         """Returns once the server was probed; those who wait at the same time share one probe."""
-        if self._probing is None and not self.probed:
+        if self._probing is None and not self.is_probed:
             self._probing = asyncio.create_task(self._probe(upstream, http))
             self._probing.add_done_callback(self._probe_ended)
         if self._probing is not None:
@@ -86,27 +88,27 @@ class Known:
         if isinstance(version, str):
             self.version = version
             self.engine = self.engine or "vllm"
-        self.probed = True
+        self.is_probed = True
 
     def capture_for(self, request: CallRequest, fields: frozenset[str] | None) -> frozenset[str]:
         """`fields`: what was configured; None asks for what the engine is known to give."""
         if fields is None:
-            fields = self.given
-        if not self._refused:
+            fields = self.known_captures
+        if not self._refusals:
             return fields
         kind = _kind_of(request)
-        return frozenset(each for each in fields if (kind, each) not in self._refused)
+        return frozenset(each for each in fields if (kind, each) not in self._refusals)
 
     @property
-    def given(self) -> frozenset[str]:
+    def known_captures(self) -> frozenset[str]:
         """The fields that the engine is known to return."""
         return CAPTURES if self.engine in _ENGINES_WITH_IDS else _WITHOUT_IDS
 
     def takes_seed(self, request: CallRequest) -> bool:
         """Whether a seed of ours decides the draws: vLLM follows one, and the others are not known to."""
-        return self.engine == "vllm" and (_kind_of(request), "seed") not in self._refused
+        return self.engine == "vllm" and (_kind_of(request), "seed") not in self._refusals
 
-    def logprob_meaning(self, request: CallRequest, *, processed: bool) -> LogprobMeaning:
+    def logprob_meaning(self, request: CallRequest, *, processed_logprobs: bool) -> LogprobMeaning:
         """vLLM's are those of the model itself unless told otherwise; SGLang's know the temperature. Behind
         `rllm serve` may be either, so its are known where both mean the same.
 
@@ -114,38 +116,40 @@ class Known:
         what depends on it is not known, and neither is what servers mean that are neither of the two.
         """
         temperature = request.temperature
-        if self.engine == "vllm" and not processed:
+        if self.engine == "vllm" and not processed_logprobs:
             return LogprobMeaning.RAW
         if self.engine == "rllm":
             is_untouched = (temperature, request.top_p, request.top_k) == (1.0, 1.0, 0)
             return LogprobMeaning.RAW if is_untouched else LogprobMeaning.UNKNOWN
         if self.engine not in _ENGINES_WITH_IDS or temperature is None:
             return LogprobMeaning.UNKNOWN
-        if processed and temperature != 0.0:
+        if processed_logprobs and temperature != 0.0:
             if request.top_p not in (None, 1.0) or (request.top_k or 0) > 0:
                 return LogprobMeaning.TRUNCATED
             if request.top_p is None or request.top_k is None:
                 return LogprobMeaning.UNKNOWN
         return LogprobMeaning.RAW if temperature in (0.0, 1.0) else LogprobMeaning.TEMPERATURE
 
-    def accepted(self, request: CallRequest, capture: frozenset[str]) -> None:
+    def note_accepted(self, request: CallRequest, capture: frozenset[str]) -> None:
         kind = _kind_of(request)
-        accepted_fields = self._accepted.get(kind)
+        accepted_fields = self._accepted_fields.get(kind)
         if accepted_fields is None or not capture <= accepted_fields:
-            self._accepted[kind] = capture if accepted_fields is None else capture | accepted_fields
-            if len(self._accepted) > _MAX_MODELS:
-                self._accepted.popitem(last=False)
+            self._accepted_fields[kind] = capture if accepted_fields is None else capture | accepted_fields
+            if len(self._accepted_fields) > _MAX_MODELS:
+                self._accepted_fields.popitem(last=False)
 
-    def refused(self, request: CallRequest, capture: frozenset[str], why: str) -> None:
+    def note_refused(self, request: CallRequest, capture: frozenset[str], why: str) -> None:
         for each in capture:
-            self._refused[_kind_of(request), each] = why
-            if len(self._refused) > _MAX_MODELS:
-                self._refused.popitem(last=False)
+            self._refusals[_kind_of(request), each] = why
+            if len(self._refusals) > _MAX_MODELS:
+                self._refusals.popitem(last=False)
 
     def why_refused(self, request: CallRequest, capture: str) -> str:
-        return self._refused.get((_kind_of(request), capture), "")
+        return self._refusals.get((_kind_of(request), capture), "")
 
-    def blamed(self, error: RequestRefused, request: CallRequest, capture: frozenset[str]) -> frozenset[str]:
+    def fields_at_fault(
+        self, error: RequestRefused, request: CallRequest, capture: frozenset[str]
+    ) -> frozenset[str]:
         """Which of the fields that the gateway added an error is about; none when the client's own are wrong.
 
         What it took in such calls before is blamed only when the error points at it: some servers repeat the
@@ -153,7 +157,7 @@ class Known:
         """
         if error.status not in (400, 422):
             return frozenset()
-        accepted_fields = self._accepted.get(_kind_of(request), frozenset())
+        accepted_fields = self._accepted_fields.get(_kind_of(request), frozenset())
         text = error.message.split("'input'")[0].split('"input"')[0]
         blamed_fields: set[str] = set()
         for each in added_fields(request, capture):
@@ -171,7 +175,7 @@ class Known:
             "policy_version": self.policy_version,
             "refused_fields": [
                 {"model": model, "stream": stream, "field": _FIELD_NAMES[each][0], "error": why}
-                for ((model, stream), each), why in self._refused.items()
+                for ((model, stream), each), why in self._refusals.items()
             ],
         }
 
@@ -187,9 +191,9 @@ def added_fields(request: CallRequest, capture: frozenset[str]) -> frozenset[str
     return frozenset(each for each in capture if not asked_by_client[each])
 
 
-def all_models(known: Sequence[Known]) -> list[str]:
+def all_models(facts: Sequence[Known]) -> list[str]:
     """Each once, in the order of the servers."""
-    return list(dict.fromkeys(model for each in known for model in each.models))
+    return list(dict.fromkeys(model for each in facts for model in each.models))
 
 
 def _objects(value: object) -> list[dict[str, Any]]:
