@@ -35,7 +35,7 @@ PARTICIPLES = {
     "gateway": 0,
     "inference": 5,
     "integrations": 60,
-    "rewards": 71,
+    "rewards": 4,
     "sandbox": 51,
     "trainer": 9,
     "worker": 19,

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rllm.rewards.code_values import (
     MalformedError,
     as_node,
+    display_text,
     results_of,
     same,
     same_output,
-    shown,
     truth_of,
 )
 from rllm.rewards.programs import wire
@@ -89,7 +89,7 @@ def test_json_knows_no_tuples_and_floats_are_never_exact(subtests: pytest.Subtes
 def test_what_a_hostile_process_writes_is_a_value_or_malformed(forged: Any, wanted: Any) -> None:
     with contextlib.suppress(MalformedError):
         same(forged, as_node(wanted))
-    assert isinstance(shown(forged), str)
+    assert isinstance(display_text(forged), str)
     text = f"[0,{json.dumps({'v': forged})}]\n"
     assert results_of(text, 1) == (None, [{"v": forged}])
 

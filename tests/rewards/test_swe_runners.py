@@ -212,7 +212,9 @@ def test_tests_of_django_are_graded(tmp_path: Path) -> None:
     assert (grade.score, grade.reason) == (1.0, "resolved: full"), grade.metadata
     assert run_tests(made, PATCH).statuses["tests.test_add.AddTest.test_fails"] == "FAILED"
     visible = run_visible_tests(made, PATCH)
-    assert (visible.passed, visible.failed, visible.fault) == (0, 0, ""), "its other test is a function"
+    assert (visible.num_passed, visible.num_failed, visible.fault) == (0, 0, ""), (
+        "its other test is a function"
+    )
     wrong = grade_patch(made, PATCH.replace("a + b", f"a - b  # {PRINTS}"))
     assert wrong.metadata["fail_to_pass"] == {"test_add (tests.test_add.AddTest)": "FAILED"}
 
@@ -304,4 +306,4 @@ def test_tests_of_other_languages_are_graded(name: str, tmp_path: Path) -> None:
     wrong = grade_patch(made, made.repository.gold.replace("a + b", "a * b"))
     assert wrong.metadata["fail_to_pass"] == {about["name"]: "FAILED"}, wrong.metadata
     visible = run_visible_tests(made, made.repository.gold)
-    assert (visible.passed, visible.failed, visible.fault) == (1, 0, "")
+    assert (visible.num_passed, visible.num_failed, visible.fault) == (1, 0, "")

@@ -85,7 +85,7 @@ class ChoiceGrader:
             return unread(statement)
         if statement.mark is Mark.WHOLE and "\n" not in statement.texts[0]:
             statement = replace(statement, texts=(*statement.texts, *ways_to_read(statement.texts[0])))
-        places = [_place_of(texts, choices) for texts in (statement.texts, *statement.restated)]
+        places = [_place_of(texts, choices) for texts in (statement.texts, *statement.restatements)]
         if places[0] is None and statement.mark is Mark.WHOLE:
             statement, places = _in_prose(statement, choices)
         if places[0] is None:

@@ -21,7 +21,7 @@ from rllm.rewards.code_asserts import AssertExam, AssertRun, CallCheck
 from rllm.rewards.code_exams import Examiner
 from rllm.rewards.code_runs import CodeRunner, RunOutcome
 from rllm.rewards.code_tasks import CodeProblem, problem_of
-from rllm.rewards.code_values import MalformedError, as_node, same, same_output, shown, truth_of
+from rllm.rewards.code_values import MalformedError, as_node, display_text, same, same_output, truth_of
 from rllm.rewards.grade import Grade, require_answer, wrong
 from rllm.sandbox.interpreter import interpreter
 from rllm.sandbox.packages import normalized
@@ -36,7 +36,7 @@ WEAK = ("accept", "refuse")
 class _Verdict:
     """The number of tests that passed, and why the first that did not."""
 
-    passed: int
+    num_passed: int
     failure: str = ""
     is_weak: bool = False
     details: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -95,8 +95,8 @@ class CodeGrader:
             return wrong(program.reason, format=problem.format)
         num_tests = len(problem.tests.calls) or len(problem.tests.runs) or 1
         verdict = self._verdict(program, problem, self._runner_for(problem))
-        is_correct = verdict.passed == num_tests and not verdict.failure
-        share = verdict.passed / num_tests
+        is_correct = verdict.num_passed == num_tests and not verdict.failure
+        share = verdict.num_passed / num_tests
         return Grade(
             score=share if self.score == "share" else float(is_correct),
             is_correct=is_correct,
@@ -105,7 +105,7 @@ class CodeGrader:
             metadata={
                 "format": problem.format,
                 "score": self.score,
-                "passed": verdict.passed,
+                "passed": verdict.num_passed,
                 "tests": num_tests,
                 "weak": verdict.is_weak,
                 "sandbox": self.sandbox,
@@ -138,20 +138,20 @@ class CodeGrader:
         call_nodes = [each.call for each in calls]
         outcome = runner.make_calls(program, call_nodes, has_prelude=problem.has_prelude)
         if outcome.never_ran:
-            return _Verdict(passed=0, failure=outcome.never_ran)
+            return _Verdict(num_passed=0, failure=outcome.never_ran)
         num_passed, failure, details = 0, "", dict[str, Any]()
         for number, call in enumerate(calls):
             reason = self._call_failure(call, outcome, number)
             num_passed += not reason
             if reason and not failure:
-                failure = f"test {number + 1} of {len(calls)}, {call.shown}: {reason}"
+                failure = f"test {number + 1} of {len(calls)}, {call.display_text}: {reason}"
                 details = _first_failure(call, outcome, number)
-        return _Verdict(passed=num_passed, failure=failure, details=details)
+        return _Verdict(num_passed=num_passed, failure=failure, details=details)
 
     def _call_failure(self, call: CallCheck, outcome: RunOutcome, number: int) -> str:
         """The reason that a call is not what was expected; empty where it is."""
         if number >= len(outcome.results):
-            return outcome.ended
+            return outcome.end_reason
         result = outcome.results[number]
         if "e" in result:
             return f"raised {result['e'][0]}: {result['e'][1]}"[:300]
@@ -161,7 +161,7 @@ class CodeGrader:
             is_right = _is_right(call, result["v"])
         except MalformedError as error:
             return str(error)
-        return "" if is_right else f"gave {shown(result['v'])}"
+        return "" if is_right else f"gave {display_text(result['v'])}"
 
     def _by_runs(
         self, program: str, problem: CodeProblem, runs: tuple[AssertRun, ...], runner: CodeRunner
@@ -176,7 +176,7 @@ class CodeGrader:
                 details = {"first_failure": {"stdin": run.stdin[:2000], "expected": run.stdout[:2000]}}
                 if self.score == "all":
                     break
-        return _Verdict(passed=num_passed, failure=failure, details=details)
+        return _Verdict(num_passed=num_passed, failure=failure, details=details)
 
     def _run_failure(
         self, program: str, problem: CodeProblem, run: AssertRun, runner: CodeRunner, deadline: float
@@ -202,7 +202,7 @@ class CodeGrader:
             return self._by_trust(program, problem, exam, runner)
         if result.is_weak:
             self._require_weak()
-        return _Verdict(passed=int(not result.failure), failure=result.failure, is_weak=result.is_weak)
+        return _Verdict(num_passed=int(not result.failure), failure=result.failure, is_weak=result.is_weak)
 
     def _require_weak(self) -> None:
         if self.weak == "refuse":
@@ -224,10 +224,10 @@ class CodeGrader:
             "check": exam.has_check,
             "nonce": nonce,
         }
-        whole = CallCheck(call=call, expected=(as_node(nonce),), shown="the tests as a whole")
+        whole = CallCheck(call=call, expected=(as_node(nonce),), display_text="the tests as a whole")
         outcome = runner.make_calls(program, [call], has_prelude=problem.has_prelude)
         failure = outcome.never_ran or self._call_failure(whole, outcome, 0)
-        return _Verdict(passed=int(not failure), failure=failure, is_weak=True)
+        return _Verdict(num_passed=int(not failure), failure=failure, is_weak=True)
 
 
 def _is_right(call: CallCheck, node: Any) -> bool:
@@ -244,8 +244,8 @@ def _is_right(call: CallCheck, node: Any) -> bool:
 def _first_failure(call: CallCheck, outcome: RunOutcome, number: int) -> dict[str, Any]:
     """For people and for environments that give feedback: what was called, what came, what was wanted."""
     result = outcome.results[number] if number < len(outcome.results) else {}
-    details: dict[str, Any] = {"test": call.shown}
+    details: dict[str, Any] = {"test": call.display_text}
     if "v" in result:
-        details["got"] = shown(result["v"])
-    details["expected"] = shown(call.expected[0]) if call.expected else str(call.truth)
+        details["got"] = display_text(result["v"])
+    details["expected"] = display_text(call.expected[0]) if call.expected else str(call.truth)
     return {"first_failure": details}

@@ -35,7 +35,7 @@ class CallCheck:
     """`is`, of True, False or None: 1 is not True here."""
     tuples_are_lists: bool = False
     tolerance: float = 0.0
-    shown: str = ""
+    display_text: str = ""
     """For people."""
 
 
@@ -53,7 +53,7 @@ class AssertExam:
     """Whether `check(candidate)` is to be called."""
 
 
-def parsed(source: str, what: str) -> ast.Module:
+def parse_python(source: str, what: str) -> ast.Module:
     """Raises RewardError: tests that are no Python are the data's mistake."""
     try:
         return ast.parse(source)
@@ -124,7 +124,7 @@ def _call_of(statement: ast.Assert, own: set[str]) -> CallCheck | None:
         call={"do": "eval", "source": ast.unparse(left)},
         expected=(as_node(expected),),
         is_identity=is_identity,
-        shown=ast.unparse(test),
+        display_text=ast.unparse(test),
     )
 
 
@@ -133,7 +133,7 @@ def _truth(node: ast.expr, truth: bool, own: set[str]) -> CallCheck | None:
         return None
     source = ast.unparse(node)
     return CallCheck(
-        call={"do": "eval", "source": source}, truth=truth, shown=source if truth else f"not {source}"
+        call={"do": "eval", "source": source}, truth=truth, display_text=source if truth else f"not {source}"
     )
 
 

@@ -74,7 +74,7 @@ class Examiner:
                 return ExamResult(failure=reply["reason"])
             if len(outcome.results) < len(calls_made):
                 missing = f"call {len(outcome.results) + 1} of {len(calls_made)}"
-                return ExamResult(failure=f"{missing}: {outcome.ended}")
+                return ExamResult(failure=f"{missing}: {outcome.end_reason}")
             calls_made = reply["calls"]
         return ExamResult(failure=f"the tests made other calls in each of {MAX_ROUNDS} rounds")
 

@@ -78,7 +78,7 @@ class RunOutcome:
 
     results: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """The results of the first calls, in order, up to the last that came back."""
-    ended: str = ""
+    end_reason: str = ""
     """The reason that there are no more, in words about the program."""
     never_ran: str = ""
     """The reason that no call was made at all, where none was."""
@@ -109,8 +109,10 @@ class CodeRunner:
             name, message = load_error.get("e", ("something", "", []))[:2]
             return RunOutcome(never_ran=f"the program does not load: {name}: {message}"[:400])
         if not results:
-            return RunOutcome(ended=end_reason, never_ran=f"before its first test was done, {end_reason}")
-        return RunOutcome(results=results, ended=end_reason)
+            return RunOutcome(
+                end_reason=end_reason, never_ran=f"before its first test was done, {end_reason}"
+            )
+        return RunOutcome(results=results, end_reason=end_reason)
 
     def run_with_input(self, program: str, stdin: str, *, has_prelude: bool) -> ExecResult:
         """The program as a script."""

@@ -28,7 +28,7 @@ from rllm.rewards.code_asserts import (
     calls_of,
     closed,
     defined_names,
-    parsed,
+    parse_python,
     unknown_names,
 )
 from rllm.rewards.code_private_tests import private_tests
@@ -130,7 +130,7 @@ def _mbpp(task: Mapping[str, Any]) -> CodeProblem:
 
 def _by_assertions(form: str, tests: Sequence[str], setup: str, functions: Sequence[str]) -> CodeProblem:
     source = "\n".join(_some(tests, form))
-    tree, before = parsed(source, "assertions"), parsed(setup, "setup")
+    tree, before = parse_python(source, "assertions"), parse_python(setup, "setup")
     # A function may be called like a builtin, `sum`: then nothing that the tests call is unknown.
     own = _once([*functions, *unknown_names(before, tree)] or called_first(tree.body))
     if not own:
@@ -150,7 +150,7 @@ def _humaneval(task: Mapping[str, Any]) -> CodeProblem:
     entry = _function(task["entry_point"], "entry_point")
     prompt, test = task.get("prompt") or "", task["test"]
     setup = closed(prompt) if entry.isidentifier() else ""
-    tree, before = parsed(test, "`test`"), parsed(setup, "`prompt`")
+    tree, before = parse_python(test, "`test`"), parse_python(setup, "`prompt`")
     check = next((each for each in tree.body if isinstance(each, ast.FunctionDef) and _is_check(each)), None)
     calls = None if check is None else _calls_in(check, entry)
     if calls is not None:
@@ -199,7 +199,7 @@ def _with_entry(call: CallCheck, name: str, entry: str) -> CallCheck:
         expected=call.expected,
         truth=call.truth,
         is_identity=call.is_identity,
-        shown=call.shown,
+        display_text=call.display_text,
     )
 
 
@@ -289,7 +289,7 @@ def _codeforces(task: Mapping[str, Any]) -> CodeProblem:
     runs = [_run(each["input"], each["output"]) for each in tests]
     checker = task.get("generated_checker") or ""
     if checker:
-        parsed(checker, "`generated_checker`")
+        parse_python(checker, "`generated_checker`")
     return CodeProblem(
         format="codeforces",
         tests=CodeTests(runs=_some(runs, "official_tests"), checker=checker),
@@ -326,7 +326,7 @@ def _published_problem(task: Mapping[str, Any]) -> CodeProblem:
 def _pytest(task: Mapping[str, Any]) -> CodeProblem:
     """Tests as functions `test_…` that call the program, or import it from `solution` (KodCode)."""
     test = task["test"]
-    tree = parsed(test, "`test`")
+    tree = parse_python(test, "`test`")
     names = tuple(unknown_names(tree))
     if not names and PROGRAM not in test:
         raise RewardError("The task's `test` calls nothing that it does not define itself.")
@@ -373,7 +373,7 @@ def _call(
         expected=tuple(map(as_node, values)),
         tuples_are_lists=True,
         tolerance=FLOAT_TOLERANCE,
-        shown=f"{name}({argument_list:.120})",
+        display_text=f"{name}({argument_list:.120})",
     )
 
 

@@ -249,7 +249,7 @@ def _truth_of(node: Any) -> bool:
     return bool(node[tag])
 
 
-def shown(node: Any, limit: int = 200) -> str:
+def display_text(node: Any, limit: int = 200) -> str:
     """The value as Python writes it, cut short."""
     text = json.dumps(node)
     if len(text) < _DECODED_CHARS:

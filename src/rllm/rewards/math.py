@@ -111,7 +111,7 @@ class MathGrader:
             in_base = self._of_ways(final.texts, digits, wants_words)
             if in_base.is_correct:
                 grade, golds, reading = in_base, [*golds, *digits], Reading.LENIENT
-        for texts in final.restated:
+        for texts in final.restatements:
             if grade.is_correct:
                 grade = self._of_ways(texts, golds, wants_words)
         return as_read(grade, reading, self.reading)

@@ -1,6 +1,6 @@
 r"""The answer that a model gives, and the strictness with which it is read.
 
-    text ──► stated_answer ──► Stated(texts, mark, reading, restated) | NoAnswer
+    text ──► stated_answer ──► Stated(texts, mark, reading, restatements) | NoAnswer
               \boxed{5}, <answer>5</answer>, "The answer is 5", "#### 5", {"answer": 5}     strict
               the same, and other text follows; what the last sentence says                lenient
 
@@ -91,7 +91,7 @@ class Stated:
     mark: Mark
     reading: Reading
     """The strictest that takes it."""
-    restated: tuple[tuple[str, ...], ...] = ()
+    restatements: tuple[tuple[str, ...], ...] = ()
     """The answers that later sentences state, each with its ways: all must be right."""
     alternative: "Stated | None" = None
     """The text that a lenient reading takes where `texts` turn out to be no answer."""
@@ -376,7 +376,7 @@ def _continuation(
     is_apart = len(tail) <= _MAX_AFTERWARDS and _ENDS_LINE.match(tail) is not None
     is_end = is_short or is_apart or is_courtesy(rest)
     reading = Reading.STRICT if is_end else Reading.LENIENT
-    return Stated(texts=texts, mark=mark, reading=reading, restated=_restatements(tail, form))
+    return Stated(texts=texts, mark=mark, reading=reading, restatements=_restatements(tail, form))
 
 
 def _is_part(text: str, begin: int) -> bool:
@@ -486,9 +486,9 @@ def require_reading(reading: str) -> Reading:
     return Reading(reading)
 
 
-def as_read(grade: Grade, reached: Reading, reading: Reading) -> Grade:
-    """The grade under `reading` of an answer that `reached` takes; its metadata has what each pays."""
-    is_strict = reached is Reading.STRICT
+def as_read(grade: Grade, answer_reading: Reading, reading: Reading) -> Grade:
+    """The grade under `reading` of an answer that `answer_reading` takes; its metadata has what each pays."""
+    is_strict = answer_reading is Reading.STRICT
     readings = {"strict": grade.is_correct and is_strict, "lenient": grade.is_correct}
     if reading is Reading.STRICT and grade.score and not is_strict:
         grade = replace(grade, score=0.0, is_correct=False, reason=NoAnswer.NOT_LAST.value)

@@ -17,8 +17,8 @@ from rllm.rewards.swebench import CaseStatus
 class VisibleTests:
     """The end of a run of visible tests."""
 
-    passed: int = 0
-    failed: int = 0
+    num_passed: int = 0
+    num_failed: int = 0
     """Errors included."""
     fault: str = ""
     """The reason that there are no counts: the patch does not apply, or the run did not come to its end."""
@@ -26,7 +26,7 @@ class VisibleTests:
     @property
     def rank(self) -> tuple[bool, int, int]:
         """Higher is better: a run that came to its end, fewer failures, more tests that pass."""
-        return not self.fault, -self.failed, self.passed
+        return not self.fault, -self.num_failed, self.num_passed
 
 
 def run_visible_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) -> VisibleTests:
@@ -34,6 +34,6 @@ def run_visible_tests(world: SWEWorld, patch: str, *, timeout_s: float = 300.0) 
     test_run = run_tests(world, patch, timeout_s=timeout_s, with_hidden=False)
     if test_run.fault:
         return VisibleTests(fault=test_run.fault)
-    passed = sum(test_run.counts.get(each, 0) for each in (CaseStatus.PASSED, CaseStatus.XFAIL))
-    failed = sum(test_run.counts.get(each, 0) for each in (CaseStatus.FAILED, CaseStatus.ERROR))
-    return VisibleTests(passed=passed, failed=failed)
+    num_passed = sum(test_run.counts.get(each, 0) for each in (CaseStatus.PASSED, CaseStatus.XFAIL))
+    num_failed = sum(test_run.counts.get(each, 0) for each in (CaseStatus.FAILED, CaseStatus.ERROR))
+    return VisibleTests(num_passed=num_passed, num_failed=num_failed)

@@ -193,12 +193,14 @@ class ExactGrader(TextGrader):
             in_order = self._best([_month_first(each) for each in statement.texts], _all_month_first(golds))
             if in_order.is_correct:
                 grade, golds, reading = in_order, _all_month_first(golds), Reading.LENIENT
-                statement = replace(statement, restated=tuple(map(_all_month_first, statement.restated)))
+                statement = replace(
+                    statement, restatements=tuple(map(_all_month_first, statement.restatements))
+                )
         if statement.mark is Mark.WHOLE and not grade.is_correct and statement.alternative is not None:
             statement = statement.alternative
             reading = statement.reading
             grade = self._best(_in_sentence(statement.texts), golds)
-        is_restated = all(self._best(texts, golds).is_correct for texts in statement.restated)
+        is_restated = all(self._best(texts, golds).is_correct for texts in statement.restatements)
         if grade.is_correct and not is_restated:
             grade = wrong("different", grade.extracted)
         return as_read(grade, reading, self.reading)

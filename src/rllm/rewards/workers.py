@@ -80,7 +80,7 @@ class WorkerPool:
         self.workers = workers
         self.timeout_s = timeout_s
         self.memory_mb = memory_mb
-        self.replaced = 0
+        self.num_replaced = 0
         """Workers that had to be killed, or were found dead."""
         self._closed = False
         self.is_warm = False
@@ -173,7 +173,7 @@ class WorkerPool:
 
     def _bury(self, worker: "_Worker | None") -> None:
         if worker is not None:
-            self.replaced += not self._closed
+            self.num_replaced += not self._closed
             worker.end()
             worker.let_go()
             self._alive.discard(worker)

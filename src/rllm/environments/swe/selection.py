@@ -128,7 +128,9 @@ def _by_tests(task: SWETask, candidates: Sequence[PatchAttempt], backend: str) -
     runs = [run_visible_tests(world, each.patch) for each in candidates]
     best = max(run.rank for run in runs)
     place = next(place for place, run in enumerate(runs) if run.rank == best)
-    reason = runs[place].fault or f"{runs[place].passed} visible tests pass, {runs[place].failed} fail"
+    reason = (
+        runs[place].fault or f"{runs[place].num_passed} visible tests pass, {runs[place].num_failed} fail"
+    )
     is_settled = sum(run.rank == best for run in runs) == 1
     return Selection(attempt=candidates[place].attempt, reason=reason, is_settled=is_settled)
 

@@ -48,11 +48,11 @@ def run(job: str) -> None:
         tell(LOADING, _told_error(error))
         leave(0)
     for number, call in enumerate(calls):
-        tell(number, _made(call, names, values))
+        tell(number, _call_result(call, names, values))
     leave(0)
 
 
-def _made(call: dict[str, Any], names: dict[str, Any], values: list[Any]) -> str:
+def _call_result(call: dict[str, Any], names: dict[str, Any], values: list[Any]) -> str:
     """Makes one call and says what came of it."""
     before: dict[int, str] = {}
     try:
@@ -70,7 +70,7 @@ def _made(call: dict[str, Any], names: dict[str, Any], values: list[Any]) -> str
     values.append(value)
     try:
         text = f'{{"v":{encode(value)}'
-        changed = [
+        mutations = [
             f'"{place}":{after}'
             for place, was in before.items()
             if (after := encode(args[place], _refer_to_nothing)) != was
@@ -79,7 +79,7 @@ def _made(call: dict[str, Any], names: dict[str, Any], values: list[Any]) -> str
         return f'{{"o":{quoted(str(error))}}}'
     except BaseException:  # noqa: BLE001 the value may do what it likes
         return '{"o":"that cannot be looked at"}'
-    return text + (f',"m":{{{",".join(changed)}}}}}' if changed else "}")
+    return text + (f',"m":{{{",".join(mutations)}}}}}' if mutations else "}")
 
 
 def _done(
@@ -97,31 +97,31 @@ def _done(
     if do == "item":
         return values[call["ref"]][args[0]]
     if do == "list":
-        return _listed(values[call["ref"]])
+        return _items(values[call["ref"]])
     if do == "isinstance":
         return isinstance(args[0], args[1])
     return _weak(call, names)
 
 
-def _listed(value: Any) -> tuple[list[Any], bool]:
+def _items(value: Any) -> tuple[list[Any], bool]:
     """The items of an iterable, and whether they are all: some iterables never end."""
-    held: list[Any] = []
+    items: list[Any] = []
     until = monotonic() + LISTING_S
     for each in value:
-        if len(held) >= MAX_LISTED or monotonic() > until:
-            return held, False
-        held.append(each)
-    return held, True
+        if len(items) >= MAX_LISTED or monotonic() > until:
+            return items, False
+        items.append(each)
+    return items, True
 
 
 def _callee(call: dict[str, Any], names: dict[str, Any], values: list[Any]) -> Any:
     if "ref" in call:
-        held = values[call["ref"]]
-        return getattr(held, call["attr"]) if call.get("attr") else held
-    return _named(call["name"], names)
+        target = values[call["ref"]]
+        return getattr(target, call["attr"]) if call.get("attr") else target
+    return _object_named(call["name"], names)
 
 
-def _named(name: str, names: dict[str, Any]) -> Any:
+def _object_named(name: str, names: dict[str, Any]) -> Any:
     """The object that tests call by this name: a function, a method of `class Solution`, or an expression."""
     if name in names:
         return names[name]
@@ -131,7 +131,9 @@ def _named(name: str, names: dict[str, Any]) -> Any:
 
 
 def _value(node: Any, names: dict[str, Any], values: list[Any]) -> Any:
-    return decode(node, lambda tag, held: values[held] if tag == "r" else _named(held, names))
+    return decode(
+        node, lambda tag, reference: values[reference] if tag == "r" else _object_named(reference, names)
+    )
 
 
 def _refer_to_nothing(value: Any) -> str:
@@ -142,13 +144,13 @@ def _weak(call: dict[str, Any], names: dict[str, Any]) -> str:
     """The tests themselves, in the program's own process; what they call gives plain values back."""
 
     def candidate(*args: Any, **kwargs: Any) -> Any:
-        value = _named(call["entry"], names)(*args, **kwargs)
+        value = _object_named(call["entry"], names)(*args, **kwargs)
         return value if _is_of_package(value) else decode(loads(encode(value)))
 
     tests: dict[str, Any] = {"__builtins__": dict(_UNTOUCHED), "__name__": "tests"}
     exec(compile(call["setup"], "<setup>", "exec", dont_inherit=True), tests)
     for name in call["names"]:
-        tests[name] = candidate if name == call["entry"] else _named(name, names)
+        tests[name] = candidate if name == call["entry"] else _object_named(name, names)
     exec(compile(call["test"], "<tests>", "exec", dont_inherit=True), tests)
     if call["check"]:
         tests["check"](candidate)
@@ -169,8 +171,8 @@ def _is_of_package(value: Any) -> bool:
 def _told_error(error: BaseException) -> str:
     kind = type(error)
     try:
-        said = str(error)[:MAX_MESSAGE_CHARS]
+        message = str(error)[:MAX_MESSAGE_CHARS]
     except BaseException:  # noqa: BLE001 its text is the program's as well
-        said = ""
+        message = ""
     bases = ",".join(quoted(each.__name__) for each in kind.__mro__)
-    return f'{{"e":[{quoted(kind.__name__)},{quoted(said)},[{bases}]]}}'
+    return f'{{"e":[{quoted(kind.__name__)},{quoted(message)},[{bases}]]}}'

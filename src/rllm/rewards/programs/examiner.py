@@ -36,12 +36,12 @@ class Exam:
     then the tests are run once more on exactly the calls that they made (`must_confirm`).
     """
 
-    def __init__(self, made: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
-        self.made = made
+    def __init__(self, earlier_calls: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
+        self.earlier_calls = earlier_calls
         self.results = results
         self.calls: list[dict[str, Any]] = []
         self.places: list[int] = []
-        """The place of each known call in `made`."""
+        """The place of each known call in `earlier_calls`."""
         self.is_known = True
         """Whether every call so far was there."""
         self.must_confirm = False
@@ -60,56 +60,60 @@ class Exam:
             return Dummy(self, number)
         self.places.append(place)
         result = self.results[place]
-        for changed, node in result.get("m", {}).items():
-            _replace(args[int(changed)], decode(node))
+        for arg_place, node in result.get("m", {}).items():
+            _replace(args[int(arg_place)], decode(node))
         if "e" in result:
-            raise _raised(result["e"])
+            raise _exception_of(result["e"])
         return decode(result["v"]) if "v" in result else Held(self, number)
 
     def _find(self, call: dict[str, Any]) -> int:
-        """The place of the next call in `made` that is this one; -1 where there is none."""
+        """The place of the next call in `earlier_calls` that is this one; -1 where there is none."""
         begin = self.places[-1] + 1 if self.places else 0
-        for place in range(begin, len(self.made)):
-            likeness = self._likeness(self.made[place], call)
+        for place in range(begin, len(self.earlier_calls)):
+            likeness = self._likeness(self.earlier_calls[place], call)
             if likeness:
-                passed_over = self.made[begin:place]
+                passed_over = self.earlier_calls[begin:place]
                 self.must_confirm |= likeness == CLOSE or not all(map(self._is_of_value, passed_over))
                 return place
         return -1
 
-    def _likeness(self, made: Any, call: Any) -> int:
+    def _likeness(self, earlier: Any, call: Any) -> int:
         """EXACT, CLOSE where a reference stands for the value that it gave, or 0."""
-        if isinstance(made, dict) and made.keys() == {"r"}:
+        if isinstance(earlier, dict) and earlier.keys() == {"r"}:
             if isinstance(call, dict) and call.keys() == {"r"}:
-                return EXACT if self.places[call["r"]] == made["r"] else 0
-            return CLOSE if self.results[made["r"]].get("v", _NOTHING) == call else 0
-        if isinstance(made, dict) and isinstance(call, dict):
-            if made.keys() != call.keys() or ("ref" in made and self.places[call["ref"]] != made["ref"]):
+                return EXACT if self.places[call["r"]] == earlier["r"] else 0
+            return CLOSE if self.results[earlier["r"]].get("v", _NOTHING) == call else 0
+        if isinstance(earlier, dict) and isinstance(call, dict):
+            if earlier.keys() != call.keys() or (
+                "ref" in earlier and self.places[call["ref"]] != earlier["ref"]
+            ):
                 return 0
-            return min((self._likeness(made[key], call[key]) for key in made if key != "ref"), default=EXACT)
-        if isinstance(made, list) and isinstance(call, list):
-            if len(made) != len(call):
+            return min(
+                (self._likeness(earlier[key], call[key]) for key in earlier if key != "ref"), default=EXACT
+            )
+        if isinstance(earlier, list) and isinstance(call, list):
+            if len(earlier) != len(call):
                 return 0
-            return min(map(self._likeness, made, call), default=EXACT)
-        return EXACT if type(made) is type(call) and made == call else 0
+            return min(map(self._likeness, earlier, call), default=EXACT)
+        return EXACT if type(earlier) is type(call) and earlier == call else 0
 
-    def _is_of_value(self, made: dict[str, Any]) -> bool:
+    def _is_of_value(self, call: dict[str, Any]) -> bool:
         """A method of what is a plain value: the tests called the value's own, here."""
-        return "ref" in made and "v" in self.results[made["ref"]]
+        return "ref" in call and "v" in self.results[call["ref"]]
 
 
 CLOSE, EXACT = 1, 2
 _NOTHING: Any = object()
 
 
-def _replace(held: Any, new: Any) -> None:
-    held.clear()
-    held.extend(new) if isinstance(held, list) else held.update(new)
+def _replace(container: Any, new: Any) -> None:
+    container.clear()
+    container.extend(new) if isinstance(container, list) else container.update(new)
 
 
-def _raised(told: list[Any]) -> Exception:
+def _exception_of(description: list[Any]) -> Exception:
     """The exception as the nearest class that both sides know."""
-    name, message, bases = told
+    name, message, bases = description
     for each in bases:
         kind = getattr(builtins, each, None)
         if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
@@ -151,7 +155,9 @@ class Held:
         if not all(isinstance(each, (Held, Named)) for each in others):
             raise AssertionError("the program gave no plain value")
         self._exam.is_weak |= bool(others)
-        return self._exam.make({"do": "call", "ref": self._number, "attr": name, **_told(others, {})}, others)
+        return self._exam.make(
+            {"do": "call", "ref": self._number, "attr": name, **_call_arguments(others, {})}, others
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -165,7 +171,7 @@ class Held:
         self._exam.make(call, [value])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = {"do": "call", "ref": self._number, "attr": self._attr, **_told(args, kwargs)}
+        call = {"do": "call", "ref": self._number, "attr": self._attr, **_call_arguments(args, kwargs)}
         return self._exam.make(call, args)
 
     def __getitem__(self, key: Any) -> Any:
@@ -184,12 +190,12 @@ class Held:
     def __iter__(self) -> Any:
         if self._attr:
             return iter(self._value())
-        listed = self._exam.make({"do": "list", "ref": self._number}, [])
-        if isinstance(listed, Dummy):
+        listing = self._exam.make({"do": "list", "ref": self._number}, [])
+        if isinstance(listing, Dummy):
             return iter(())
-        if isinstance(listed, Held):
+        if isinstance(listing, Held):
             raise AssertionError("the program gave no plain values")
-        return _read(*listed)
+        return _read(*listing)
 
     def __float__(self) -> float:
         return float(self._own("__float__"))
@@ -215,7 +221,9 @@ def _read(items: "list[Any]", is_whole: bool) -> Any:
 def length(value: Any) -> int:
     """`len`, for tests. A method would be asked whenever a list is made of an object."""
     if isinstance(value, Dummy):
-        value._exam.make({"do": "call", "ref": value._number, "attr": "__len__", **_told((), {})}, ())
+        value._exam.make(
+            {"do": "call", "ref": value._number, "attr": "__len__", **_call_arguments((), {})}, ()
+        )
         return 0
     return int(value._own("__len__")) if isinstance(value, Held) else len(value)
 
@@ -316,7 +324,7 @@ class Named:
         self.__dict__.update(_exam=exam, _name=name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = {"do": "call", "name": self._name, **_told(args, kwargs)}
+        call = {"do": "call", "name": self._name, **_call_arguments(args, kwargs)}
         return self._exam.make(call, args)
 
     def __instancecheck__(self, value: Any) -> bool:
@@ -328,7 +336,7 @@ class Named:
         return Named(self._exam, f"{self._name}.{attr}")
 
 
-def _told(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _call_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"args": [_node(each) for each in args], "kwargs": {key: _node(kwargs[key]) for key in kwargs}}
 
 
@@ -354,7 +362,7 @@ class Asserts(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> "list[ast.stmt]":
         self.generic_visit(node)
         message = node.msg or ast.Constant(ast.unparse(node.test)[:200])
-        held = ast.Try(
+        assignment = ast.Try(
             body=[ast.Assign(targets=[ast.Name("__held", ast.Store())], value=node.test)],
             handlers=[
                 ast.ExceptHandler(
@@ -371,23 +379,23 @@ class Asserts(ast.NodeTransformer):
             body=[ast.Assert(test=ast.Constant(False), msg=message)],
             orelse=[],
         )
-        made: list[ast.stmt] = [held, failed]
-        for each in made:
+        statements: list[ast.stmt] = [assignment, failed]
+        for each in statements:
             ast.copy_location(each, node)
             ast.fix_missing_locations(each)
-        return made
+        return statements
 
 
 def _program_module(exam: Exam) -> types.ModuleType:
     """The module that tests import as `solution`: any name of it may be the program's."""
     module: Any = types.ModuleType("solution")
 
-    def named(name: str) -> Named:
+    def attribute_of(name: str) -> Named:
         if name.startswith("__"):
             raise AttributeError(name)
         return Named(exam, name)
 
-    module.__getattr__ = named
+    module.__getattr__ = attribute_of
     return module
 
 
@@ -399,7 +407,7 @@ def examine(job: str) -> None:
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(0)
     names = {"__name__": "tests", "__exam": exam}
-    told = {"verdict": "passed", "reason": ""}
+    report = {"verdict": "passed", "reason": ""}
     solution = _program_module(exam)
     sys.modules["solution"] = solution
     missing = Missing()
@@ -409,9 +417,9 @@ def examine(job: str) -> None:
         sys.modules["numpy"] = numpy_stand_in(missing)
     try:
         exec(compile(work["setup"], "<setup>", "exec", dont_inherit=True), names)
-        named = {name: Named(exam, name) for name in work["names"]}
-        solution.__dict__.update(named)
-        names.update(named)
+        program_names = {name: Named(exam, name) for name in work["names"]}
+        solution.__dict__.update(program_names)
+        names.update(program_names)
         names.setdefault("len", length)
         exec(compile(Asserts().visit(ast.parse(work["test"])), "<tests>", "exec", dont_inherit=True), names)
         if work["check"]:
@@ -419,17 +427,17 @@ def examine(job: str) -> None:
         for name in [each for each in names if each.startswith("test_") and callable(names[each])]:
             names[name]()
     except NoPlainValueError as error:
-        told = {"verdict": "impossible", "reason": f"the tests pass the program a value {error}"}
+        report = {"verdict": "impossible", "reason": f"the tests pass the program a value {error}"}
     except AssertionError as error:
-        told = {"verdict": "failed", "reason": f"assert {error}"}
+        report = {"verdict": "failed", "reason": f"assert {error}"}
     except Enough:
-        told = {"verdict": "impossible", "reason": f"the tests make more than {MAX_CALLS} calls"}
+        report = {"verdict": "impossible", "reason": f"the tests make more than {MAX_CALLS} calls"}
     except BaseException as error:  # noqa: BLE001 tests fail by raising what they like
         is_tests_own = isinstance(error, (ImportError, NameError, SyntaxError))
         reason = f"{type(error).__name__}: {str(error)[:300]}"
-        told = {"verdict": "broken" if is_tests_own else "failed", "reason": reason}
-    if (exam.must_confirm or not exam.is_known) and told["verdict"] in ("passed", "failed"):
-        told["verdict"] = "open"
-    data = dumps({**told, "calls": exam.calls, "missing": missing.names, "weak": exam.is_weak}).encode()
+        report = {"verdict": "broken" if is_tests_own else "failed", "reason": reason}
+    if (exam.must_confirm or not exam.is_known) and report["verdict"] in ("passed", "failed"):
+        report["verdict"] = "open"
+    data = dumps({**report, "calls": exam.calls, "missing": missing.names, "weak": exam.is_weak}).encode()
     while data:
         data = data[os.write(channel, data) :]

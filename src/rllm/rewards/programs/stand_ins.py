@@ -37,41 +37,41 @@ class Raises:
 class Approx:
     """`pytest.approx(1.0)`, with pytest's tolerances; also of lists and dicts."""
 
-    def __init__(self, wanted: Any, rel: "float | None" = None, abs: "float | None" = None) -> None:
-        self.wanted, self.rel, self.abs = wanted, rel, abs
+    def __init__(self, expected: Any, rel: "float | None" = None, abs: "float | None" = None) -> None:
+        self.expected, self.rel, self.abs = expected, rel, abs
 
     def __eq__(self, got: object) -> bool:
-        return self._is_near(got, self.wanted)
+        return self._is_near(got, self.expected)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _is_near(self, got: Any, wanted: Any) -> bool:
-        if isinstance(wanted, dict):
+    def _is_near(self, got: Any, expected: Any) -> bool:
+        if isinstance(expected, dict):
             return (
                 isinstance(got, dict)
-                and got.keys() == wanted.keys()
-                and all(self._is_near(got[key], wanted[key]) for key in wanted)
+                and got.keys() == expected.keys()
+                and all(self._is_near(got[key], expected[key]) for key in expected)
             )
-        if isinstance(wanted, (list, tuple)):
+        if isinstance(expected, (list, tuple)):
             return (
                 isinstance(got, (list, tuple))
-                and len(got) == len(wanted)
-                and all(map(self._is_near, got, wanted))
+                and len(got) == len(expected)
+                and all(map(self._is_near, got, expected))
             )
-        if isinstance(wanted, (int, float)) and isinstance(got, (int, float)):
+        if isinstance(expected, (int, float)) and isinstance(got, (int, float)):
             rel = (0.0 if self.abs is not None else 1e-6) if self.rel is None else self.rel
-            return math.isclose(got, wanted, rel_tol=rel, abs_tol=1e-12 if self.abs is None else self.abs)
-        return bool(got == wanted)
+            return math.isclose(got, expected, rel_tol=rel, abs_tol=1e-12 if self.abs is None else self.abs)
+        return bool(got == expected)
 
 
 def parametrize(names: Any, values: Iterable[Any], **_: Any) -> Callable[[Any], Any]:
     """The test as one that runs all of its cases."""
-    listed = [each.strip() for each in names.split(",")] if isinstance(names, str) else list(names)
+    parameters = [each.strip() for each in names.split(",")] if isinstance(names, str) else list(names)
 
     def decorate(test: Any) -> Any:
         def all_cases(**others: Any) -> None:
             for value in cases:
-                test(**others, **dict(zip(listed, value if len(listed) > 1 else (value,))))  # noqa: B905 3.9
+                test(**others, **dict(zip(parameters, value if len(parameters) > 1 else (value,))))  # noqa: B905 3.9
 
         return all_cases
 
@@ -88,21 +88,21 @@ class Missing:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """As the last finder of `sys.meta_path`: asked when nobody else has the module."""
-        known = getattr(sys, "stdlib_module_names", None)  # of Python 3.10 and newer
-        if known is not None and name.partition(".")[0] not in known:
+        standard_names = getattr(sys, "stdlib_module_names", None)  # of Python 3.10 and newer
+        if standard_names is not None and name.partition(".")[0] not in standard_names:
             self.names.append(name)
 
     def module(self, name: str) -> Any:
         """An empty module that notes what is looked for in it."""
-        made: Any = types.ModuleType(name)
+        empty_module: Any = types.ModuleType(name)
 
         def look(attribute: str) -> Any:
             if not attribute.startswith("__"):
                 self.names.append(f"{name}.{attribute}")
             raise AttributeError(f"{name}.{attribute} is not here")
 
-        made.__getattr__ = look
-        return made
+        empty_module.__getattr__ = look
+        return empty_module
 
 
 def pytest_stand_in(missing: Missing, is_known: Callable[[], bool]) -> types.ModuleType:
@@ -120,16 +120,16 @@ class _NoArray:
     """The class of what nobody has here."""
 
 
-def allclose(got: Any, wanted: Any, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
+def allclose(got: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
     """As numpy's, of numbers and of lists of them."""
-    if isinstance(got, (list, tuple)) and isinstance(wanted, (list, tuple)):
-        return len(got) == len(wanted) and all(
+    if isinstance(got, (list, tuple)) and isinstance(expected, (list, tuple)):
+        return len(got) == len(expected) and all(
             allclose(mine, theirs, rtol, atol)
-            for mine, theirs in zip(got, wanted)  # noqa: B905 Python 3.9
+            for mine, theirs in zip(got, expected)  # noqa: B905 Python 3.9
         )
-    if isinstance(got, (list, tuple)) or isinstance(wanted, (list, tuple)):
+    if isinstance(got, (list, tuple)) or isinstance(expected, (list, tuple)):
         return False
-    return bool(got == wanted) or bool(abs(got - wanted) <= atol + rtol * abs(wanted))
+    return bool(got == expected) or bool(abs(got - expected) <= atol + rtol * abs(expected))
 
 
 def numpy_stand_in(missing: Missing) -> types.ModuleType:

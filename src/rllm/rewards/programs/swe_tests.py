@@ -77,7 +77,7 @@ def git(*words: str) -> "subprocess.CompletedProcess[str]":
 def prepare(plan: dict) -> str:
     """Apply the patch; for hidden tests, undo what it does to tests, and bring them. The reason where that
     fails."""
-    others = set(listed("ls-files", "-z", "--others"))
+    others = set(git_paths("ls-files", "-z", "--others"))
     fault = apply_patch(plan["apply"]) if os.path.getsize(PATCH) else ""
     if fault:
         return fault
@@ -103,18 +103,18 @@ def prepare(plan: dict) -> str:
 def is_hidden(word: str, plan: dict) -> bool:
     """Whether a word of the test command names a file of hidden tests that is not there without them."""
     path = word.partition("::")[0].removeprefix("./")
-    hidden = [each for each in plan["tests"] if not os.path.exists(each)]
-    modules = [each.removesuffix(".py").replace("/", ".") for each in hidden]
-    return path in hidden or any(word == each or word.startswith(f"{each}.") for each in modules)
+    hidden_files = [each for each in plan["tests"] if not os.path.exists(each)]
+    modules = [each.removesuffix(".py").replace("/", ".") for each in hidden_files]
+    return path in hidden_files or any(word == each or word.startswith(f"{each}.") for each in modules)
 
 
 def apply_patch(commands: "list[str]") -> str:
     """Try one after the other. The reason where none applies it, or where one that is not git's writes to
     what git reads its settings from: no git is run after that."""
     for command in commands:
-        guarded = None if command.startswith("git ") else guarded_files()
+        files_before = None if command.startswith("git ") else guarded_files()
         done = subprocess.run(command, shell=True, check=False)
-        if guarded is not None and guarded_files() != guarded:
+        if files_before is not None and guarded_files() != files_before:
             return "the patch reaches into .git"
         if done.returncode == 0:
             return ""
@@ -137,29 +137,29 @@ def guarded_files() -> "set[tuple]":
     return files
 
 
-def listed(*words: str) -> "list[str]":
+def git_paths(*words: str) -> "list[str]":
     return [each for each in git(*words).stdout.split("\0") if each]
 
 
 def restore(others: "set[str]", plan: dict) -> "list[str]":
     """Files that the patch changed and that say how tests run, or are tests: as they were, or gone."""
-    kept, tests = set(plan["exempt"]), set(plan["tests"])
-    named = set(map(file_of, plan["ids"]))
+    exempt, tests = set(plan["exempt"]), set(plan["tests"])
+    named_files = set(map(file_of, plan["ids"]))
     # attributes first: they say what git takes for a change
-    attributes = [path for path in changed(others) if os.path.basename(path) == ".gitattributes"]
+    attributes = [path for path in changed_files(others) if os.path.basename(path) == ".gitattributes"]
     undo(attributes)
     undone = sorted(
         path
-        for path in changed(others)
-        if path in tests or (path not in kept and (path in named or is_protected(path, plan)))
+        for path in changed_files(others)
+        if path in tests or (path not in exempt and (path in named_files or is_protected(path, plan)))
     )
     undo(undone)
     return sorted([*attributes, *undone])
 
 
-def changed(others: "set[str]") -> "set[str]":
-    new = set(listed("ls-files", "-z", "--others")) - others
-    return new | set(listed("diff", "-z", "--name-only", "--no-renames", "HEAD"))
+def changed_files(others: "set[str]") -> "set[str]":
+    new = set(git_paths("ls-files", "-z", "--others")) - others
+    return new | set(git_paths("diff", "-z", "--name-only", "--no-renames", "HEAD"))
 
 
 def file_of(test: str) -> str:
@@ -246,10 +246,10 @@ def run_command(words: "list[str]") -> dict:
     """The log of a runner: the file that its words name, or what it prints."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "".join(random.SystemRandom().choices(string.ascii_lowercase, k=16)))
-        printed = f"{path}.out"
+        output_path = f"{path}.out"
         has_file = any("{results}" in word for word in words)
-        with open(printed, "wb") as stream:
-            ran = subprocess.run(
+        with open(output_path, "wb") as stream:
+            process = subprocess.run(
                 [word.replace("{results}", path) for word in words],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
@@ -259,14 +259,14 @@ def run_command(words: "list[str]") -> dict:
         if has_file and (os.path.islink(path) or not os.path.isfile(path)):
             log = b""
         else:
-            with open(path if has_file else printed, "rb") as stream:
+            with open(path if has_file else output_path, "rb") as stream:
                 log = stream.read(MOST_LOG_BYTES + 1)
-        with open(printed, "rb") as stream:
-            stream.seek(max(os.path.getsize(printed) - 2000, 0))
+        with open(output_path, "rb") as stream:
+            stream.seek(max(os.path.getsize(output_path) - 2000, 0))
             print(stream.read().decode("utf-8", "replace"))
     if len(log) > MOST_LOG_BYTES:
         return {"fault": f"the log of the tests has more than {MOST_LOG_BYTES:,} bytes"}
-    return {"code": ran.returncode, "log": log.decode("utf-8", "replace")}
+    return {"code": process.returncode, "log": log.decode("utf-8", "replace")}
 
 
 def run(plan: dict, secret: str) -> None:
@@ -280,7 +280,7 @@ def run_unittest(plan: dict, secret: str) -> None:
 
     collector = UnittestCollector(plan["canary"] and plan["canary"]["name"])
     collector.watch(unittest.TestResult)
-    sealed = sealer(secret)
+    seal_report = sealer(secret)
     del secret
     first, *rest = plan["words"]
     sys.argv = [first, *rest]
@@ -294,7 +294,7 @@ def run_unittest(plan: dict, secret: str) -> None:
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
     report = {"code": code, "canary": collector.canary_status, "tests": collector.statuses}
-    write_sealed({**report, "names": collector.names, "tree": plan["tree"]}, sealed)
+    write_sealed({**report, "names": collector.names, "tree": plan["tree"]}, seal_report)
     sys.stdout.flush()
     os._exit(0)
 
@@ -321,22 +321,22 @@ class UnittestCollector:
     def watch(self, results):
         """See what every result of that class, or of one made of it, is told."""
         for event, status in UNITTEST_EVENTS.items():
-            setattr(results, event, self._watched(getattr(results, event), status))
+            setattr(results, event, self._with_status(getattr(results, event), status))
         add_subtest = results.addSubTest
 
-        def watched(result, test, subtest, error):
+        def add_failed_subtest(result, test, subtest, error):
             if error is not None:
                 self._add(test, "FAILED")
             add_subtest(result, test, subtest, error)
 
-        results.addSubTest = watched
+        results.addSubTest = add_failed_subtest
 
-    def _watched(self, add, status):
-        def watched(result, test, *about):
+    def _with_status(self, add, status):
+        def add_with_status(result, test, *about):
             self._add(test, status)
             return add(result, test, *about)
 
-        return watched
+        return add_with_status
 
     def _add(self, test, status):
         name = test.id()
@@ -346,8 +346,8 @@ class UnittestCollector:
         if self.statuses.get(name) not in ("FAILED", "ERROR"):
             self.statuses[name] = status
         where, _, method = name.rpartition(".")
-        shown = [f"{method} ({where})", f"{method} ({name})", test.shortDescription()]
-        self.names[name] = [each for each in shown if each]
+        display_names = [f"{method} ({where})", f"{method} ({name})", test.shortDescription()]
+        self.names[name] = [each for each in display_names if each]
 
 
 def run_pytest(plan: dict, secret: str) -> None:
@@ -363,11 +363,11 @@ def run_pytest(plan: dict, secret: str) -> None:
         "-p",
         "no:cacheprovider",
     ]
-    sealed = sealer(secret)
+    seal_report = sealer(secret)
     del secret
     code = pytest.main([*words, *plan["files"]], plugins=[collector])
     report = {"code": int(code), "canary": collector.canary_status, "tests": collector.statuses}
-    write_sealed({**report, "tree": plan["tree"]}, sealed)
+    write_sealed({**report, "tree": plan["tree"]}, seal_report)
     sys.stdout.flush()
     os._exit(0)  # threads and exit functions of the patch are not waited for
 
@@ -385,8 +385,8 @@ class Collector:
         if report.nodeid == self._canary:
             self.canary_status = status or self.canary_status
         elif status:
-            known = self.statuses.get(report.nodeid)
-            if known not in ("FAILED", "ERROR"):
+            status_before = self.statuses.get(report.nodeid)
+            if status_before not in ("FAILED", "ERROR"):
                 self.statuses[report.nodeid] = status
 
     def pytest_collectreport(self, report):
@@ -409,20 +409,20 @@ def sealer(secret: str):
     """A function that gives the text of a report and its seal, by functions as they are before the patch."""
     mac, dumps = hmac.new(secret.encode(), digestmod=hashlib.sha256), json.dumps
 
-    def sealed(report):
+    def seal_report(report):
         text = dumps(report)
         mac.update(text.encode())
         return text, mac.hexdigest()
 
-    return sealed
+    return seal_report
 
 
 def write_report(report: dict, secret: str) -> None:
     write_sealed(report, sealer(secret))
 
 
-def write_sealed(report: dict, sealed) -> None:
-    text, seal = sealed(report)
+def write_sealed(report: dict, seal_report) -> None:
+    text, seal = seal_report(report)
     part = f"{REPORT}.part"
     with open(part, "w", encoding="ascii") as stream:
         json.dump({"seal": seal, "report": text}, stream)

@@ -94,11 +94,11 @@ def _write_all(
 def _write_dict(value: dict[Any, Any], depth: int, parts: list[str], special: "Special | None") -> None:
     parts.append('{"d":[')
     comma = ""
-    for key, held in dict.items(value):
+    for key, item in dict.items(value):
         parts.append(f"{comma}[")
         _write(key, depth + 1, parts, special)
         parts.append(",")
-        _write(held, depth + 1, parts, special)
+        _write(item, depth + 1, parts, special)
         parts.append("]")
         comma = ","
     parts.append("]}")
@@ -137,41 +137,41 @@ def decode(node: Any, special: "Callable[[str, Any], Any] | None" = None) -> Any
         return [decode(each, special) for each in node]
     if not isinstance(node, dict):
         return node
-    ((tag, held),) = node.items()
+    ((tag, content),) = node.items()
     if tag == "t":
-        return tuple(decode(each, special) for each in held)
+        return tuple(decode(each, special) for each in content)
     if tag == "s":
-        return {_hashable(decode(each, special)) for each in held}
+        return {_hashable(decode(each, special)) for each in content}
     if tag == "d":
-        return {_hashable(decode(key, special)): decode(each, special) for key, each in held}
+        return {_hashable(decode(key, special)): decode(each, special) for key, each in content}
     if tag == "i":
-        return int(held, 16)
+        return int(content, 16)
     if tag == "f":
-        return float(held)
+        return float(content)
     if tag == "c":
-        return complex(*(decode(each) for each in held))
+        return complex(*(decode(each) for each in content))
     if tag == "b":
-        return bytes.fromhex(held)
+        return bytes.fromhex(content)
     if tag == "q":
-        return Fraction(int(held[0], 16), int(held[1], 16))
+        return Fraction(int(content[0], 16), int(content[1], 16))
     if tag == "m":
-        return Decimal(held)
+        return Decimal(content)
     if tag == "D":
-        return _date(*held)
+        return _date(*content)
     if tag == "Q":
-        return deque(decode(each, special) for each in held)
+        return deque(decode(each, special) for each in content)
     if tag == "R":
-        return range(*(decode(each) for each in held))
+        return range(*(decode(each) for each in content))
     if special is None:
         raise ValueError(f"no plain value: {tag!r}")
-    return special(tag, held)
+    return special(tag, content)
 
 
-def _date(name: str, held: Any) -> Any:
+def _date(name: str, content: Any) -> Any:
     if name == "timedelta":
-        return datetime.timedelta(*held)
-    known = {each.__name__: each for each in _DATES}
-    return known[name].fromisoformat(held)
+        return datetime.timedelta(*content)
+    classes = {each.__name__: each for each in _DATES}
+    return classes[name].fromisoformat(content)
 
 
 def _hashable(value: Any) -> Any:
