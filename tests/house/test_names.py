@@ -36,7 +36,7 @@ PARTICIPLES = {
     "inference": 5,
     "integrations": 60,
     "rewards": 4,
-    "sandbox": 51,
+    "sandbox": 2,
     "trainer": 9,
     "worker": 19,
 }

@@ -11,7 +11,7 @@ from rllm.errors import ConfigError
 from rllm.sandbox import Limits, PythonRunner, Status, open_sandbox
 from rllm.sandbox import packages as packages_of_sandboxes
 from rllm.sandbox.interpreter import interpreter
-from rllm.sandbox.packages import bindings_of, normalized
+from rllm.sandbox.packages import bindings_of, package_names
 from rllm.tools.python import PythonInterpreter
 
 LIMITS = Limits(wall_s=20, cpu_s=10, memory_mb=256, output_kb=64, disk_mb=8, processes=16)
@@ -127,7 +127,7 @@ def test_what_cannot_be_shown_is_refused_with_how_to_get_it(site: Callable[..., 
             bindings_of((name,), for_anybody=False)
     for wrong in ("numpy", ["numpy>=2"], [""], ["../numpy"], [3]):
         with pytest.raises(ConfigError, match="`packages`"):
-            normalized(wrong)  # pyright: ignore[reportArgumentType]
+            package_names(wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_files_that_the_program_could_not_read_are_named(site: Callable[..., None]) -> None:

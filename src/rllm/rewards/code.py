@@ -24,7 +24,7 @@ from rllm.rewards.code_tasks import CodeProblem, problem_of
 from rllm.rewards.code_values import MalformedError, as_node, display_text, same, same_output, truth_of
 from rllm.rewards.grade import Grade, require_answer, wrong
 from rllm.sandbox.interpreter import interpreter
-from rllm.sandbox.packages import normalized
+from rllm.sandbox.packages import package_names
 from rllm.sandbox.python_runner import shared_runner
 from rllm.sandbox.types import Limits, Status
 
@@ -80,7 +80,7 @@ class CodeGrader:
         limits = Limits(
             wall_s=2.0 * self.timeout_s, cpu_s=self.timeout_s, memory_mb=self.memory_mb, output_kb=8192
         )
-        self.packages = normalized(self.packages)
+        self.packages = package_names(self.packages)
         interpreter(packages=self.packages)  # says what is not installed before anything is graded
         python = shared_runner(self.sandbox)
         self._runner = CodeRunner(python=python, limits=limits)
@@ -117,7 +117,7 @@ class CodeGrader:
         """Nothing of its own: the sandbox's warm processes are shared and end with this process."""
 
     def _runner_for(self, problem: CodeProblem) -> CodeRunner:
-        packages = normalized([*self.packages, *problem.packages])
+        packages = package_names([*self.packages, *problem.packages])
         try:
             interpreter(packages=packages)
         except ConfigError as error:

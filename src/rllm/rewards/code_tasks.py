@@ -34,7 +34,7 @@ from rllm.rewards.code_asserts import (
 from rllm.rewards.code_private_tests import private_tests
 from rllm.rewards.code_values import as_node
 from rllm.rewards.programs.wire import NoPlainValueError
-from rllm.sandbox.packages import normalized
+from rllm.sandbox.packages import package_names
 
 _NO_ROW = (LookupError, TypeError, AttributeError, ValueError, RecursionError, NoPlainValueError)
 """The exceptions for a row that is not of its format, or holds what Python cannot write or walk through."""
@@ -95,7 +95,7 @@ def _function(name: Any, field_name: str) -> str:
 
 def _packages(task: Mapping[str, Any]) -> tuple[str, ...]:
     try:
-        return normalized(task.get("packages") or ())
+        return package_names(task.get("packages") or ())
     except ConfigError as error:
         raise RewardError(f"The task's {error}") from error
 

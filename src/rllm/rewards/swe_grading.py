@@ -259,7 +259,7 @@ def _paths_of(patch: str) -> list[str]:
 def _read(
     examination: Examined, secret: str, runner: Runner, canary: FailingTest | None, *, has_canary: bool
 ) -> TestRun:
-    test_run = examination.ran
+    test_run = examination.test_run
     log = "" if test_run is None else (test_run.stdout + test_run.stderr)[-2000:]
     if test_run is None:
         return TestRun(statuses={}, fault=examination.refusal)

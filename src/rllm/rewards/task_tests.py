@@ -49,7 +49,7 @@ def task_reward(
         return TaskReward(reason=f"both {' and '.join(RESULTS)} were left; the tests leave one of them")
     if not fault:
         return TaskReward(rewards=rewards_of(result), reason="tests")
-    if result.ran is None or result.ran.status in EXCEEDED:
+    if result.test_run is None or result.test_run.status in EXCEEDED:
         return TaskReward(reason=fault)
     if not _fault(examine(examination, None)):
         return TaskReward(reason=f"{fault}; on the task as it was given they leave one")
@@ -86,10 +86,10 @@ def rewards_of(result: Examined) -> dict[str, float]:
 
 def _fault(result: Examined) -> str:
     """The reason that there is no reward; empty where there is one."""
-    if result.ran is None:
+    if result.test_run is None:
         return result.refusal
-    if result.ran.status in EXCEEDED:
-        return f"the tests ended by {result.ran.status}"
+    if result.test_run.status in EXCEEDED:
+        return f"the tests ended by {result.test_run.status}"
     try:
         rewards_of(result)
     except RewardError as error:
@@ -98,10 +98,10 @@ def _fault(result: Examined) -> str:
 
 
 def _end(result: Examined) -> str:
-    if result.ran is None:
+    if result.test_run is None:
         return ""
-    output = (result.ran.stdout + result.ran.stderr)[-500:]
-    return f" They ended with {result.ran.status} and wrote: {output!r}"
+    output = (result.test_run.stdout + result.test_run.stderr)[-500:]
+    return f" They ended with {result.test_run.status} and wrote: {output!r}"
 
 
 def _parse_reward(content: bytes, where: str) -> dict[str, float]:

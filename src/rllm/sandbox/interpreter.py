@@ -76,7 +76,7 @@ def system_paths() -> list[str]:
 def interpreter(path: str | None = None, packages: tuple[str, ...] = ()) -> Interpreter:
     """The interpreter that sandboxes run: `path`, or the system's, or the one that runs this.
 
-    With `packages` (`packages.normalized`) it must be of the same version as the one that runs this, where
+    With `packages` (`packages.package_names`) it must be of the same version as the one that runs this, where
     they are installed. Raises ConfigError for a path that is none or too old and for packages that are not
     there, SandboxError where no interpreter is found.
     """

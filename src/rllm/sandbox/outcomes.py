@@ -54,23 +54,23 @@ def status_of(
     return Status.OUT_OF_MEMORY if REFUSED_ALLOCATION.match(last_line) else Status.ERROR
 
 
-def exec_result(ended: Ended, limits: Limits, *, wants_result: bool) -> ExecResult:
+def exec_result(end: Ended, limits: Limits, *, wants_result: bool) -> ExecResult:
     """From what a warden said to what a caller is told."""
-    code = os.waitstatus_to_exitcode(ended.wait_status)
+    code = os.waitstatus_to_exitcode(end.wait_status)
     status = status_of(
-        ended.why,
+        end.why,
         code,
-        cpu_s=ended.cpu_s,
-        max_rss_kb=ended.max_rss_kb,
-        stderr=ended.stderr,
+        cpu_s=end.cpu_s,
+        max_rss_kb=end.max_rss_kb,
+        stderr=end.stderr,
         limits=limits,
     )
     return ExecResult(
         status=status,
-        exit_code=code if ended.why == "exit" and status is not Status.TIMEOUT else None,
-        stdout=ended.stdout.decode("utf-8", "replace"),
-        stderr=ended.stderr.decode("utf-8", "replace"),
-        truncated=ended.truncated,
-        wall_s=ended.wall_s,
-        result=ended.result.decode("utf-8", "replace") if wants_result and ended.result else None,
+        exit_code=code if end.why == "exit" and status is not Status.TIMEOUT else None,
+        stdout=end.stdout.decode("utf-8", "replace"),
+        stderr=end.stderr.decode("utf-8", "replace"),
+        truncated=end.truncated,
+        wall_s=end.wall_s,
+        result=end.result.decode("utf-8", "replace") if wants_result and end.result else None,
     )

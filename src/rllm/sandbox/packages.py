@@ -45,7 +45,7 @@ class PackageBinding:
     place: str
 
 
-def normalized(packages: Iterable[str]) -> tuple[str, ...]:
+def package_names(packages: Iterable[str]) -> tuple[str, ...]:
     """The names once each, in order. Raises ConfigError for what is no list of names."""
     if isinstance(packages, str):
         raise ConfigError(f'`packages` is {packages!r}; write a list of names, such as ("{packages}",).')
@@ -66,14 +66,14 @@ def bindings_of(packages: tuple[str, ...], *, for_anybody: bool) -> tuple[Packag
     `for_anybody`: the program will run as a user that nobody is, so every file must be readable by all.
     Raises ConfigError for one that is not installed, or not in a form that can be shown.
     """
-    found: dict[str, PackageBinding] = {}
+    bindings: dict[str, PackageBinding] = {}
     for distribution in _with_requirements(packages):
         for binding in _bindings(distribution):
-            found.setdefault(binding.place, binding)
+            bindings.setdefault(binding.place, binding)
     if for_anybody:
-        for binding in found.values():
+        for binding in bindings.values():
             _require_readable(binding)
-    return tuple(found[place] for place in sorted(found))
+    return tuple(bindings[place] for place in sorted(bindings))
 
 
 def imported_ahead(packages: Collection[str]) -> list[str]:
@@ -83,20 +83,20 @@ def imported_ahead(packages: Collection[str]) -> list[str]:
 def _with_requirements(packages: Sequence[str]) -> list[Distribution]:
     """The distributions, and those that they require, each once."""
     waiting = [(name, "") for name in reversed(packages)]
-    seen: set[tuple[str, str]] = set()
-    found: dict[str, Distribution] = {}
+    visits: set[tuple[str, str]] = set()
+    distributions: dict[str, Distribution] = {}
     while waiting:
         requirement, by = waiting.pop()
         match = _REQUIREMENT.match(requirement)
         assert match is not None, "names were looked at, and requirements are written by build tools"
         name, extras = match[1], _extra_names(match[2])
         key = re.sub(r"[-_.]+", "-", name).lower()
-        found.setdefault(key, _distribution(name, by))
+        distributions.setdefault(key, _distribution(name, by))
         for extra in extras or [""]:
-            if (key, extra) not in seen:
-                seen.add((key, extra))
-                waiting += [(each, name) for each in _requirements(found[key], extra)]
-    return list(found.values())
+            if (key, extra) not in visits:
+                visits.add((key, extra))
+                waiting += [(each, name) for each in _requirements(distributions[key], extra)]
+    return list(distributions.values())
 
 
 def _requirements(distribution: Distribution, extra: str) -> Iterator[str]:
@@ -222,8 +222,8 @@ def _require_readable(binding: PackageBinding) -> None:
         paths += [os.path.join(folder, name) for name in (*folders, *files)]
     for path in paths:
         about = os.stat(path)
-        needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(about.st_mode) else 0)
-        if about.st_mode & needed != needed:
+        mode = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(about.st_mode) else 0)
+        if about.st_mode & mode != mode:
             raise ConfigError(
                 f"`{path}` cannot be read by other users, and programs are run as one; "
                 f"run: chmod -R o+rX {binding.source}"

@@ -161,9 +161,11 @@ class WardenProcess:
             if ready is None:
                 self.close()
                 errors.seek(0)
-                said = errors.read(4000).decode(errors="replace").strip() or f"code {process.returncode}"
+                error_text = (
+                    errors.read(4000).decode(errors="replace").strip() or f"code {process.returncode}"
+                )
                 raise SandboxError(
-                    f"The {self.backend} sandbox did not start: {said}{SURROUNDINGS[self.backend].hint}"
+                    f"The {self.backend} sandbox did not start: {error_text}{SURROUNDINGS[self.backend].hint}"
                 )
             self.read_only = tuple(ready["read_only"])
         return process
@@ -281,9 +283,9 @@ class WardenProcess:
             cpu_s=message.get("cpu_s", 0.0),
             max_rss_kb=message.get("max_rss_kb", 0),
             wall_s=message["wall_s"],
-            stdout=bytes(wire.said["stdout"]),
-            stderr=bytes(wire.said["stderr"]),
-            result=bytes(wire.said["result"]) if "result" in wire.said else b"",
+            stdout=bytes(wire.output["stdout"]),
+            stderr=bytes(wire.output["stderr"]),
+            result=bytes(wire.output["result"]) if "result" in wire.output else b"",
             truncated=wire.excess is not None,
         )
 
@@ -350,14 +352,14 @@ class _Wire:
             memory_file(json.dumps(job.payload).encode("utf-8", "surrogatepass"), name="payload"),
             memory_file(job.stdin, name="stdin"),
         ]
-        self.said: dict[str, bytearray] = {}
+        self.output: dict[str, bytearray] = {}
         self.excess: str | None = None
         self._open: dict[int, str] = {}
         for name in ("stdout", "stderr", *(["result"] if job.wants_result else [])):
             reading, writing = os.pipe()
             os.set_blocking(reading, False)
             self._open[reading] = name
-            self.said[name] = bytearray()
+            self.output[name] = bytearray()
             self.theirs.append(writing)
 
     @property
@@ -381,10 +383,10 @@ class _Wire:
             return False
         name = self._open[descriptor]
         if name == "result":
-            room = self._job.output_bytes - len(self.said["result"])
+            room = self._job.output_bytes - len(self.output["result"])
         else:
-            room = self._job.output_bytes - len(self.said["stdout"]) - len(self.said["stderr"])
-        self.said[name] += block[: max(room, 0)]
+            room = self._job.output_bytes - len(self.output["stdout"]) - len(self.output["stderr"])
+        self.output[name] += block[: max(room, 0)]
         if len(block) > room and self.excess is None:
             self.excess = "result" if name == "result" else "output"
         return True
@@ -393,10 +395,10 @@ class _Wire:
         """Read the rest of the pipes when every writer is dead."""
         for descriptor in self.ours:
             while descriptor in self._open:
-                held = len(self.said[self._open[descriptor]])
+                num_bytes = len(self.output[self._open[descriptor]])
                 if not self.take(descriptor):
                     break
-                if self.excess or held == len(self.said[self._open[descriptor]]):
+                if self.excess or num_bytes == len(self.output[self._open[descriptor]]):
                     break
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from rllm.sandbox.backends import require_backend
 from rllm.sandbox.interpreter import Interpreter, interpreter
 from rllm.sandbox.leftovers import Register
 from rllm.sandbox.outcomes import exec_result
-from rllm.sandbox.packages import normalized
+from rllm.sandbox.packages import package_names
 from rllm.sandbox.process import Job, WardenDied, WardenProcess
 from rllm.sandbox.types import DEFAULT_LIMITS, ExecResult, Limits
 
@@ -51,7 +51,7 @@ class PythonRunner:
         require_backend(backend)
         self.backend = backend
         self.limits = limits
-        self.packages = normalized(packages)
+        self.packages = package_names(packages)
         self._path = python
         self._python = interpreter(python, self.packages)
         self._idle: list[tuple[Interpreter, WardenProcess | None]] = [(self._python, None)] * workers
@@ -106,7 +106,7 @@ class PythonRunner:
             output_bytes=limits.output_kb * 1024,
             wants_result=wants_result,
         )
-        python = self._python if packages is None else interpreter(self._path, normalized(packages))
+        python = self._python if packages is None else interpreter(self._path, package_names(packages))
         warden = self._take_warden(python)
         try:
             if warden is None or not warden.is_alive:
@@ -183,7 +183,7 @@ class PythonRunner:
         self.close()
 
 
-_shared: dict[tuple[int, str], PythonRunner] = {}
+_shared_runners: dict[tuple[int, str], PythonRunner] = {}
 _shared_lock = threading.Lock()
 
 
@@ -193,9 +193,9 @@ def shared_runner(backend: str = "bubblewrap") -> PythonRunner:
     require_backend(backend)
     key = (os.getpid(), backend)
     with _shared_lock:
-        if key not in _shared:
+        if key not in _shared_runners:
             Register.of_this_process()  # first, so that it is closed last
             runner = PythonRunner(backend, workers=max(len(os.sched_getaffinity(0)), 1))
             atexit.register(runner.close)
-            _shared[key] = runner
-        return _shared[key]
+            _shared_runners[key] = runner
+        return _shared_runners[key]

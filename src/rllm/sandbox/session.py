@@ -22,7 +22,7 @@ from rllm.sandbox.archive import pack_tree, unpack_tree
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.interpreter import interpreter
 from rllm.sandbox.outcomes import exec_result
-from rllm.sandbox.packages import normalized
+from rllm.sandbox.packages import package_names
 from rllm.sandbox.process import Ended, Job, WardenProcess
 from rllm.sandbox.types import ExecResult, FileState, GuardRules, Limits, Root, Scope, Snapshot
 
@@ -50,7 +50,7 @@ class WardenSandbox(Sandbox):
         self.backend = backend
         self.limits = limits
         self._lock = threading.Lock()
-        python = interpreter(packages=normalized(packages))
+        python = interpreter(packages=package_names(packages))
         self._warden = WardenProcess(backend, python, keeps_files=True, disk_mb=limits.disk_mb, root=root)
         self.workdir = self._warden.workdir
         self.read_only = self._warden.read_only

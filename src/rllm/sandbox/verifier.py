@@ -115,7 +115,7 @@ class Examination:
 class Examined:
     """The end of the tests."""
 
-    ran: ExecResult | None
+    test_run: ExecResult | None
     """None where what was left could not be put into a world at all: then `refusal` says why."""
     results: dict[str, bytes] = field(default_factory=dict[str, bytes])
     faults: dict[str, str] = field(default_factory=dict[str, str])
@@ -129,7 +129,7 @@ def snapshot_of(agent: Sandbox, examination: Examination) -> Snapshot:
     return agent.snapshot(
         Scope(
             left_out=(*NOT_KEPT, *NEVER_KEPT),
-            named=_named(examination.folders),
+            named=_folders_kept_by_name(examination.folders),
             loose_suffixes_left_out=STEERING_FILES,
             link_homes=LINK_HOMES,
             changes=bool(examination.layers),
@@ -160,10 +160,10 @@ def examine(examination: Examination, snapshot: Snapshot | None) -> Examined:
             try:
                 fresh.restore(snapshot)
             except OSError as error:
-                return Examined(ran=None, refusal=f"what was left cannot be put back: {error}")
+                return Examined(test_run=None, refusal=f"what was left cannot be put back: {error}")
         _bring_tests(fresh, examination.tests)
         guard = _guard(fresh, examination, snapshot) if snapshot is not None else None
-        ran = fresh.exec(
+        test_run = fresh.exec(
             examination.command,
             stdin=examination.stdin,
             env=environment_of(examination),
@@ -171,12 +171,12 @@ def examine(examination: Examination, snapshot: Snapshot | None) -> Examined:
             limits=limits,
             guard=guard,
         )
-        return _read_results(fresh, ran, examination)
+        return _read_results(fresh, test_run, examination)
 
 
 def is_kept(path: str, folders: tuple[str, ...] = ()) -> bool:
     """Whether a snapshot holds the file at `path`."""
-    if _is_below(path, _named(folders)):
+    if _is_below(path, _folders_kept_by_name(folders)):
         return True
     is_loose = str(PurePosixPath(path).parent) == "/"
     return not _is_below(path, NOT_KEPT) and not (is_loose and path.endswith(STEERING_FILES))
@@ -185,7 +185,9 @@ def is_kept(path: str, folders: tuple[str, ...] = ()) -> bool:
 def _kept_tops(examination: Examination) -> list[str]:
     """Directories at the top of the layers that are kept of the agent's world."""
     names = {f"/{name}" for layer in examination.layers for name in os.listdir(layer)}
-    return sorted({each for each in names if is_kept(f"{each}/_")} | {*_named(examination.folders)})
+    return sorted(
+        {each for each in names if is_kept(f"{each}/_")} | {*_folders_kept_by_name(examination.folders)}
+    )
 
 
 def environment_of(examination: Examination) -> dict[str, str]:
@@ -231,7 +233,7 @@ def _guard(fresh: Sandbox, examination: Examination, left: Snapshot) -> GuardRul
         hidden=(TESTS, LOGS),
         left=LEFT,
         system=tuple(each for each in NOT_KEPT if each not in ("/tmp", "/dev")),
-        writable=(SCRATCH, THEIR_HOME, *_named(examination.folders)),
+        writable=(SCRATCH, THEIR_HOME, *_folders_kept_by_name(examination.folders)),
         home=HOME,
         their_home=THEIR_HOME,
     )
@@ -250,7 +252,7 @@ def _has_landlock() -> bool:
     return False
 
 
-def _read_results(fresh: Sandbox, ran: ExecResult, examination: Examination) -> Examined:
+def _read_results(fresh: Sandbox, test_run: ExecResult, examination: Examination) -> Examined:
     results: dict[str, bytes] = {}
     faults: dict[str, str] = {}
     most_bytes = examination.most_result_bytes
@@ -262,10 +264,10 @@ def _read_results(fresh: Sandbox, ran: ExecResult, examination: Examination) -> 
         except OSError as error:
             why = errno.errorcode.get(error.errno or 0)
             faults[name] = f"no plain file of at most {most_bytes} bytes ({why})"
-    return Examined(ran=ran, results=results, faults=faults)
+    return Examined(test_run=test_run, results=results, faults=faults)
 
 
-def _named(folders: tuple[str, ...]) -> tuple[str, ...]:
+def _folders_kept_by_name(folders: tuple[str, ...]) -> tuple[str, ...]:
     """The folders among those that a task names that are kept and would not be without it."""
     return tuple(
         folder

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rllm.errors import ConfigError
 from rllm.sandbox import ExecResult, Limits, PythonRunner, Status, shared_runner
 from rllm.sandbox.interpreter import interpreter
-from rllm.sandbox.packages import normalized
+from rllm.sandbox.packages import package_names
 from rllm.tools.base import Tool, ToolError, ToolOutput
 from rllm.tools.cells import program_of
 from rllm.tools.walls import require_walls
@@ -50,7 +50,7 @@ class PythonInterpreter(Tool):
         """
         if runner is None:
             require_walls(self.name, backend, allow_root=allow_root)
-            interpreter(packages=normalized(packages))  # says what is not installed before anything is run
+            interpreter(packages=package_names(packages))  # says what is not installed before anything is run
         elif packages:
             raise ConfigError("Both `runner` and `packages` are given; give the packages to the runner.")
         if backend == "docker" and runner is None:
@@ -58,7 +58,7 @@ class PythonInterpreter(Tool):
         self._backend = backend
         self._runner = runner
         self._limits = limits
-        self._packages = normalized(packages) if runner is None else runner.packages
+        self._packages = package_names(packages) if runner is None else runner.packages
         self._cells: list[str] | None = [] if session else None
         self._turn = threading.Lock()
         self.description = _environment_text(self._packages, session=session)

@@ -102,7 +102,7 @@ class CellHome:
             if self.root is not None:
                 self._lay_root(self.root)
 
-    def _lay_root(self, wanted: dict[str, Any]) -> None:
+    def _lay_root(self, plan: dict[str, Any]) -> None:
         is_user = self.identity == "own_userns"
         uid = self._first_uid
 
@@ -111,11 +111,11 @@ class CellHome:
                 os.chown(path, uid, uid, follow_symlinks=False)
 
         inside = INSIDE_ID if is_user else uid
-        if wanted["layers"]:
-            self.stack = stack.Stack(DISK, wanted, own, inside, is_user=is_user)
+        if plan["layers"]:
+            self.stack = stack.Stack(DISK, plan, own, inside, is_user=is_user)
             self.read_only = self.stack.read_only
             return
-        self.read_only = layers.lay(DISK, wanted, own, inside, is_user=is_user)
+        self.read_only = layers.lay(DISK, plan, own, inside, is_user=is_user)
 
     def take(self, disk_mb: float, job: str, rules: dict[str, Any] | None = None) -> Cell:
         """A cell for a job that nobody has used: the one that was made ahead, or a new one. `rules`: see
@@ -223,12 +223,12 @@ class CellHome:
             )
             if self.is_bare:
                 end_descendants()
-            said = {
+            message = {
                 "status": status,
                 "cpu_s": usage.ru_utime + usage.ru_stime,
                 "max_rss_kb": usage.ru_maxrss,
             }
-            os.write(report, json.dumps(said).encode() + b"\n")
+            os.write(report, json.dumps(message).encode() + b"\n")
         except BaseException as error:  # noqa: BLE001  this process has nobody else to tell
             report_failure(report, error)
         finally:
@@ -350,7 +350,7 @@ def set_rlimits(limits: dict[str, Any], *, is_bare: bool) -> None:
     memory = int(limits["memory_mb"] * 2**20)
     disk = int(limits["disk_mb"] * 2**20)
     cpu_s = int(limits["cpu_s"]) + (limits["cpu_s"] % 1 > 0)
-    wanted = [
+    limit_values = [
         (resource.RLIMIT_DATA, memory, memory),
         (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),
         (resource.RLIMIT_FSIZE, disk, disk),
@@ -359,16 +359,16 @@ def set_rlimits(limits: dict[str, Any], *, is_bare: bool) -> None:
         (resource.RLIMIT_MEMLOCK, 2**16, 2**16),
     ]
     if not is_bare:
-        wanted.append((resource.RLIMIT_NPROC, int(limits["processes"]), int(limits["processes"])))
-    for kind, soft, hard in wanted:
+        limit_values.append((resource.RLIMIT_NPROC, int(limits["processes"]), int(limits["processes"])))
+    for kind, soft, hard in limit_values:
         _, most = resource.getrlimit(kind)
         cap = hard if most == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(kind, (min(soft, cap), cap))
 
 
 def report_failure(report: int, error: BaseException) -> None:
-    said = {"why": "failed", "error": f"{type(error).__name__}: {error}"}
-    os.write(report, json.dumps(said).encode() + b"\n")
+    message = {"why": "failed", "error": f"{type(error).__name__}: {error}"}
+    os.write(report, json.dumps(message).encode() + b"\n")
 
 
 def await_order(line: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -415,9 +415,9 @@ def keep_only(line: int, report: int) -> tuple[int, int]:
     return 100, 101
 
 
-def close_all_but(kept: int) -> None:
-    os.closerange(0, kept)
-    os.closerange(kept + 1, MOST_DESCRIPTORS)
+def close_all_but(descriptor: int) -> None:
+    os.closerange(0, descriptor)
+    os.closerange(descriptor + 1, MOST_DESCRIPTORS)
 
 
 def await_program(program: int) -> tuple[int, resource.struct_rusage]:

@@ -33,9 +33,9 @@ def members(is_bare: bool, init: int) -> list[int]:
             parents[pid] = int(fields[1])
     family, grew = {init}, True
     while grew:
-        found = {pid for pid, parent in parents.items() if parent in family} - family
-        family |= found
-        grew = bool(found)
+        children = {pid for pid, parent in parents.items() if parent in family} - family
+        family |= children
+        grew = bool(children)
     return sorted(family - {init})
 
 

@@ -90,17 +90,17 @@ def snapshot(payload: dict[str, Any], box: str, root: str) -> None:
     base = os.path.normpath(os.path.join(box, payload["base"]))
     everything = [f"{base.rstrip('/')}/{name}" for name in sorted(os.listdir(base))]
     tops = payload["folders"] or everything
-    kept = [top for top in tops if top not in payload["left_out"]]
+    paths = [top for top in tops if top not in payload["left_out"]]
     suffixes = tuple(payload["loose_suffixes_left_out"])
-    kept = [top for top in kept if not top.endswith(suffixes) or os.path.isdir(top)]
-    kept += [path for path in payload["named"] if not _is_below(path, kept)]
+    paths = [top for top in paths if not top.endswith(suffixes) or os.path.isdir(top)]
+    paths += [path for path in payload["named"] if not _is_below(path, paths)]
     homes = payload["link_homes"]
     with _Packer(
         most_bytes=payload["most_bytes"],
-        link_homes=None if homes is None else [*homes, *kept],
+        link_homes=None if homes is None else [*homes, *paths],
         left_out=payload["left_out"],
     ) as packer:
-        for path in kept:
+        for path in paths:
             try:
                 folder, name = _folder_of(path, box, root, makes=False)
                 os.fchdir(folder)
@@ -141,9 +141,9 @@ def changes(payload: dict[str, Any]) -> None:
                 packer.add_alone(here, f".{path}", about)
 
 
-def _merge(top: str, shown: str, present: dict[str, str], absent: set[str]) -> None:
-    """Lay what is below `top`, the upper directory of an overlay on `shown`, over what is `present`."""
-    stack = [(f"{top}/{name}", f"{shown}/{name}") for name in os.listdir(top)]
+def _merge(top: str, place: str, present: dict[str, str], absent: set[str]) -> None:
+    """Lay what is below `top`, the upper directory of an overlay on `place`, over what is `present`."""
+    stack = [(f"{top}/{name}", f"{place}/{name}") for name in os.listdir(top)]
     while stack:
         here, path = stack.pop()
         about = os.lstat(here)
@@ -208,7 +208,7 @@ class _Packer:
 
         self._room = most_bytes
         self._link_homes = link_homes
-        self._skipped = set(left_out or ())
+        self._paths_left_out = set(left_out or ())
         self._names: list[str] = []
         self._stream: BinaryIO = os.fdopen(1, "wb", closefd=False)
         self._tar = tarfile.TarFile.open(fileobj=self._stream, mode="w|")
@@ -227,57 +227,57 @@ class _Packer:
         if len(self._names) < MOST_NAMED:
             self._names.append(name[:100])
 
-    def add(self, name: str, shown: str, path: str = "") -> None:
+    def add(self, name: str, place: str, path: str = "") -> None:
         """`name`, as it is found from here, and all below it; `path` is where it lies from the root on."""
-        stack = [(name, shown, path)]
+        stack = [(name, place, path)]
         while stack:
-            here, shown, path = stack.pop()
-            if path and path in self._skipped:
+            here, place, path = stack.pop()
+            if path and path in self._paths_left_out:
                 continue
             try:
                 about = os.lstat(here)
                 if stat.S_ISDIR(about.st_mode):
                     below = sorted(os.listdir(here), reverse=True)
                     stack.extend(
-                        (f"{here}/{each}", f"{shown}/{each}", path and f"{path}/{each}") for each in below
+                        (f"{here}/{each}", f"{place}/{each}", path and f"{path}/{each}") for each in below
                     )
                 if (
                     stat.S_ISLNK(about.st_mode)
                     and self._link_homes is not None
                     and not may_lead(os.readlink(here), path, self._link_homes)
                 ):
-                    self.leave_out(shown)
+                    self.leave_out(place)
                 else:
-                    self.add_alone(here, shown, about)
+                    self.add_alone(here, place, about)
             except OSError as error:
                 if error.errno in (errno.EPIPE, errno.ENOSPC, errno.EFBIG):
                     raise
-                self.leave_out(shown)  # its program made it unreadable
+                self.leave_out(place)  # its program made it unreadable
 
-    def add_alone(self, here: str, shown: str, about: os.stat_result) -> None:
+    def add_alone(self, here: str, place: str, about: os.stat_result) -> None:
         """One file, directory or link, and nothing below it."""
         try:
             if stat.S_ISREG(about.st_mode):
                 with open(here, "rb") as file:
-                    self._entry(shown, about, b"0", file)
+                    self._entry(place, about, b"0", file)
             elif stat.S_ISDIR(about.st_mode):
-                self._entry(shown, about, b"5")
+                self._entry(place, about, b"5")
             elif stat.S_ISLNK(about.st_mode):
-                self._entry(shown, about, b"2", linkname=os.readlink(here))
+                self._entry(place, about, b"2", linkname=os.readlink(here))
             else:
-                self.leave_out(shown)
+                self.leave_out(place)
         except PermissionError:
-            self.leave_out(shown)  # its program made it unreadable
+            self.leave_out(place)  # its program made it unreadable
 
-    def add_removal(self, shown: str) -> None:
+    def add_removal(self, place: str) -> None:
         import tarfile
 
-        entry = tarfile.TarInfo(shown)
+        entry = tarfile.TarInfo(place)
         entry.type = tarfile.CHRTYPE
         self._tar.addfile(entry)
 
     def _entry(
-        self, shown: str, about: os.stat_result, kind: bytes, file: BinaryIO | None = None, linkname: str = ""
+        self, place: str, about: os.stat_result, kind: bytes, file: BinaryIO | None = None, linkname: str = ""
     ) -> None:
         import tarfile
 
@@ -286,7 +286,7 @@ class _Packer:
             self._room -= size + NAMELESS
             if self._room < 0:
                 raise OSError(errno.EFBIG, "there are more files than are kept")
-        entry = tarfile.TarInfo(shown)
+        entry = tarfile.TarInfo(place)
         entry.mode = stat.S_IMODE(about.st_mode)
         entry.size, entry.type, entry.linkname = size, kind, linkname
         self._tar.addfile(entry, file)

@@ -89,7 +89,7 @@ class Guard:
 
     def __init__(self, rules: dict[str, Any]) -> None:
         """`rules`: see `rllm.sandbox.types.GuardRules`."""
-        self._hidden: list[str] = rules["hidden"]
+        self._hidden_paths: list[str] = rules["hidden"]
         self._homes = (rules["home"].encode(), rules["their_home"].encode())
         with open(rules["left"], encoding="utf-8") as stream:
             self._left: set[str] = set(json.load(stream))
@@ -98,10 +98,10 @@ class Guard:
         self._spans: list[list[float]] = []
         """Seconds from and to which some were: what was written to their folders then may be theirs."""
         tops = [f"/{name}" for name in os.listdir("/")]
-        shown = [each for top in tops for each in self._without_hidden(top)]
-        own = [each for each in shown if each not in rules["system"] and os.path.realpath(each) == each]
+        readable = [each for top in tops for each in self._without_hidden(top)]
+        own = [each for each in readable if each not in rules["system"] and os.path.realpath(each) == each]
         self._writable = [*dict.fromkeys([*own, *rules["writable"]])]
-        self._access = dict.fromkeys(shown, _READ) | dict.fromkeys(self._writable, _READ | _CHANGE)
+        self._access = dict.fromkeys(readable, _READ) | dict.fromkeys(self._writable, _READ | _CHANGE)
         self._machine = _MACHINES[os.uname().machine]
         self._calls = _CALLS[os.uname().machine]
         self._trace = ctypes.CDLL(None, use_errno=True).ptrace
@@ -109,11 +109,13 @@ class Guard:
 
     def _without_hidden(self, top: str) -> list[str]:
         """A directory at the top, or what is in it where something hidden is."""
-        if top in self._hidden:
+        if top in self._hidden_paths:
             return []
-        if any(each.startswith(f"{top}/") for each in self._hidden):
+        if any(each.startswith(f"{top}/") for each in self._hidden_paths):
             return [
-                each for each in (f"{top}/{name}" for name in os.listdir(top)) if each not in self._hidden
+                each
+                for each in (f"{top}/{name}" for name in os.listdir(top))
+                if each not in self._hidden_paths
             ]
         return [top]
 
@@ -193,7 +195,7 @@ class Guard:
         return any(self._is_of_agent(f"{source}{end}") for end in (".py", "/__main__.py", "/__init__.py"))
 
     def _is_hidden(self, path: str) -> bool:
-        return any(f"{path}/".startswith(f"{each}/") for each in self._hidden)
+        return any(f"{path}/".startswith(f"{each}/") for each in self._hidden_paths)
 
     def _is_of_agent(self, path: str) -> bool:
         """Whether a file is one that the agent left, or that a program of its may have made since."""
@@ -213,7 +215,7 @@ class Guard:
         """Path -> rights below it: of the tests it reads what it was given by name."""
         paths = [os.path.realpath(os.path.join(folder, each.rpartition("=")[2])) for each in words[1:]]
         return self._access | {
-            path: _READ for path in paths if self._is_hidden(path) and path != self._hidden[0]
+            path: _READ for path in paths if self._is_hidden(path) and path != self._hidden_paths[0]
         }
 
     # ---- calls in the name of a process --------------------------------------------------------------------

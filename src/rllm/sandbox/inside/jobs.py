@@ -77,8 +77,8 @@ def run_python(payload: dict[str, Any], box: str) -> NoReturn:
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     # Out of sight, and kept: to free them would touch, and so copy, many pages that are shared with the
     # warden.
-    kept = [sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "rllm"]
-    kept.append(sys.modules["__main__"])
+    modules = [sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "rllm"]
+    modules.append(sys.modules["__main__"])
     sys.path.insert(0, box)
     sys.argv[:] = [script, *payload.get("argv", [])]
     main = type(sys)("__main__")
@@ -110,10 +110,10 @@ def _within_memory(stack_size: Callable[..., int]) -> Callable[..., int]:
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     most = limit // 4 // 4096 * 4096
 
-    def bounded(size: int = 0) -> int:
+    def stack_size_within(size: int = 0) -> int:
         return stack_size(size if limit == resource.RLIM_INFINITY else min(size, most))
 
-    return bounded
+    return stack_size_within
 
 
 def _write_file(path: str, text: str) -> None:
@@ -136,8 +136,8 @@ def _code_of(source: str, script: str, names: dict[str, Any]) -> int:
         return 1
     except BaseException as error:  # noqa: BLE001  an interpreter shows whatever flies out
         trace = error.__traceback__
-        shown = error.with_traceback(trace and trace.tb_next)
-        sys.excepthook(type(shown), shown, shown.__traceback__)
+        program_error = error.with_traceback(trace and trace.tb_next)
+        sys.excepthook(type(program_error), program_error, program_error.__traceback__)
         return 1
 
 

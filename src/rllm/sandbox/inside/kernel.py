@@ -45,7 +45,7 @@ class _FilterProgram(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 
 
-def _checked(result: int, what: str) -> int:
+def _require_success(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -58,19 +58,19 @@ def fork() -> int:
     That work is for threads, locks and hooks that a warden does not have. What is left is reseeding `random`,
     which `jobs` does. Only for a process of one thread.
     """
-    return _checked(_holding.fork(), "fork")
+    return _require_success(_holding.fork(), "fork")
 
 
 def unshare(flags: int) -> None:
-    _checked(_libc.unshare(ctypes.c_int(flags)), f"unshare {flags:#x}")
+    _require_success(_libc.unshare(ctypes.c_int(flags)), f"unshare {flags:#x}")
 
 
 def setns(descriptor: int, kind: int) -> None:
-    _checked(_libc.setns(descriptor, ctypes.c_int(kind)), "setns")
+    _require_success(_libc.setns(descriptor, ctypes.c_int(kind)), "setns")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    _checked(
+    _require_success(
         _libc.mount(
             source.encode() or None,
             target.encode(),
@@ -83,7 +83,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def unmount(target: str) -> None:
-    _checked(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
+    _require_success(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
 
 @contextlib.contextmanager
@@ -120,16 +120,16 @@ def mount_mapped(source: str, target: str, namespace: int) -> None:
     """Bind `source` at `target` with the ids of a user namespace. Needs Linux 5.12."""
     # the numbers are the same on all machines: open_tree, mount_setattr, move_mount
     call = _libc.syscall
-    tree = _checked(
+    tree = _require_success(
         call(ctypes.c_long(428), AT_FDCWD, source.encode(), OPEN_TREE_CLONE | os.O_CLOEXEC), "open_tree"
     )
     try:
         attributes = struct.pack("QQQQ", MOUNT_ATTR_IDMAP, 0, 0, namespace)
-        _checked(
+        _require_success(
             call(ctypes.c_long(442), tree, b"", AT_EMPTY_PATH, attributes, ctypes.c_size_t(len(attributes))),
             f"mount_setattr {source}",
         )
-        _checked(
+        _require_success(
             call(ctypes.c_long(429), tree, b"", AT_FDCWD, target.encode(), MOVE_MOUNT_EMPTY_PATH),
             "move_mount",
         )
@@ -139,12 +139,12 @@ def mount_mapped(source: str, target: str, namespace: int) -> None:
 
 def pivot_root(new: str, old: str) -> None:
     number = {"x86_64": 155, "aarch64": 41}[os.uname().machine]
-    _checked(_libc.syscall(ctypes.c_long(number), new.encode(), old.encode()), "pivot_root")
+    _require_success(_libc.syscall(ctypes.c_long(number), new.encode(), old.encode()), "pivot_root")
 
 
 def prctl(option: int, *values: int) -> None:
     if _libc.prctl(option, *(*values, 0, 0, 0, 0)[:4]) < 0:
-        _checked(-1, f"prctl {option}")
+        _require_success(-1, f"prctl {option}")
 
 
 def drop_bounding_set() -> None:
@@ -153,7 +153,7 @@ def drop_bounding_set() -> None:
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             if ctypes.get_errno() == errno.EINVAL:
                 return  # past the last capability of this kernel
-            _checked(-1, "drop the bounding set")
+            _require_success(-1, "drop the bounding set")
 
 
 def drop_capabilities() -> None:
@@ -167,7 +167,7 @@ def set_capabilities(mask: int) -> None:
     header = _UInt32x2(CAPABILITY_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     data = _UInt32x6(low, low, 0, high, high, 0)
-    _checked(_libc.capset(header, data), "capset")
+    _require_success(_libc.capset(header, data), "capset")
 
 
 def landlock_version() -> int:

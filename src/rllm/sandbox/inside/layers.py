@@ -37,9 +37,7 @@ UNSEEN = ("/proc", "/dev", "/run", "/box", "/tmp", "/sys")
 """Mounts of the warden that a program gets in another way, or not at all."""
 
 
-def lay(
-    disk: str, wanted: dict[str, Any], own: Callable[[str], None], uid: int, *, is_user: bool
-) -> list[str]:
+def lay(disk: str, plan: dict[str, Any], own: Callable[[str], None], uid: int, *, is_user: bool) -> list[str]:
     """Make `disk`/root what programs shall see as `/`; returns what of it they cannot write to.
 
     `own` gives a path to the program. `is_user`: in a user namespace, where overlays keep their marks in
@@ -48,12 +46,12 @@ def lay(
     for part in (NEW, UPPER, WORK):
         os.mkdir(f"{disk}/{part}", 0o755)
     new = f"{disk}/{NEW}"
-    read_only = (_lay_tree if wanted["tree"] else _lay_system)(disk, wanted, own, is_user)
-    for folder in (*SCRATCH, *(each.strip("/") for each in wanted["folders"])):
+    read_only = (_lay_tree if plan["tree"] else _lay_system)(disk, plan, own, is_user)
+    for folder in (*SCRATCH, *(each.strip("/") for each in plan["folders"])):
         make_own(new, folder, own)
     for folder in ("proc", "dev", "sys"):
         os.makedirs(f"{new}/{folder}", exist_ok=True)
-    if not wanted["tree"]:
+    if not plan["tree"]:
         for name, text in (("passwd", PASSWD), ("group", GROUP)):
             with open(f"{new}/etc/{name}", "w", encoding="ascii") as stream:
                 stream.write(text.format(uid=uid))
@@ -82,7 +80,7 @@ def enter_at(new: str) -> None:
     os.chdir("/")
 
 
-def _lay_system(disk: str, wanted: dict[str, Any], own: Callable[[str], None], is_user: bool) -> list[str]:
+def _lay_system(disk: str, plan: dict[str, Any], own: Callable[[str], None], is_user: bool) -> list[str]:
     new = f"{disk}/{NEW}"
     read_only = []
     for name in os.listdir("/"):
@@ -99,21 +97,21 @@ def _lay_system(disk: str, wanted: dict[str, Any], own: Callable[[str], None], i
             for folder in OWN_IN_USR if name == "usr" else ("",):
                 if os.path.isdir(f"{point}/{folder}") and not os.path.islink(f"{point}/{folder}"):
                     make_own(f"{disk}/{UPPER}/{name}", folder, own)
-            if wanted["overlay"] and _overlaid(point, target, disk, name, is_user=is_user):
+            if plan["overlay"] and _overlaid(point, target, disk, name, is_user=is_user):
                 continue
             read_only.append(point)
         kernel.mount(point, target, flags=kernel.MS_BIND | kernel.MS_REC)
     return read_only
 
 
-def _lay_tree(disk: str, wanted: dict[str, Any], own: Callable[[str], None], is_user: bool) -> list[str]:
+def _lay_tree(disk: str, plan: dict[str, Any], own: Callable[[str], None], is_user: bool) -> list[str]:
     import shutil
 
     new = f"{disk}/{NEW}"
     os.makedirs(f"{disk}/{UPPER}/tree")
-    if not (wanted["overlay"] and _overlaid(TREE, new, disk, "tree", is_user=is_user)):
+    if not (plan["overlay"] and _overlaid(TREE, new, disk, "tree", is_user=is_user)):
         shutil.copytree(TREE, new, symlinks=True, dirs_exist_ok=True)
-    for folder in wanted["folders"]:
+    for folder in plan["folders"]:
         own_all(_real_directory(new, folder.strip("/")), own)
     return []
 
@@ -127,8 +125,8 @@ def own_all(top: str, own: Callable[[str], None]) -> None:
 
 def copy_file(source: str, target: str, own: Callable[[str], None]) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    with open(source, "rb") as given, open(target, "wb") as made:
-        made.write(given.read())
+    with open(source, "rb") as source_file, open(target, "wb") as target_file:
+        target_file.write(source_file.read())
     own(target)
 
 
@@ -164,12 +162,12 @@ def make_own(top: str, folder: str, own: Callable[[str], None]) -> None:
         own(here)
     for part in [each for each in folder.split("/") if each]:
         here = f"{here}/{part}"
-        made = not os.path.lexists(here)
-        if made:
+        is_new = not os.path.lexists(here)
+        if is_new:
             os.mkdir(here, 0o755)
         if not stat.S_ISDIR(os.lstat(here).st_mode):
             return  # a link of the image: what it names is there already
-        if made or here == f"{top}/{folder}":
+        if is_new or here == f"{top}/{folder}":
             own(here)
 
 

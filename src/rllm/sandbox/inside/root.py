@@ -56,15 +56,17 @@ def _read_only(target: str) -> None:
         points = [line.split()[4].encode().decode("unicode_escape") for line in stream]
     for point in points:
         if point == target or point.startswith(target + "/"):
-            held = os.statvfs(point).f_flag & (os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_RELATIME)
+            statvfs_flags = os.statvfs(point).f_flag & (
+                os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_RELATIME
+            )
             flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID
-            kernel.mount("", point, flags=flags | _mount_flags(held))
+            kernel.mount("", point, flags=flags | _mount_flags(statvfs_flags))
 
 
-def _mount_flags(held: int) -> int:
+def _mount_flags(statvfs_flags: int) -> int:
     """mount(2) flags for what statvfs says is set; both share their numbers but for relatime."""
-    relatime = 1 << 21 if held & os.ST_RELATIME else 0
-    return (held & (os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME)) | relatime
+    relatime = 1 << 21 if statvfs_flags & os.ST_RELATIME else 0
+    return (statvfs_flags & (os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME)) | relatime
 
 
 def _devices(folder: str) -> None:

@@ -124,35 +124,41 @@ def run(control: socket.socket, place: cell.CellHome, order: dict[str, Any], des
     """Give one program to a fresh cell, watch it to its end, and say how it ended."""
     started_s = time.monotonic()
     disk_mb = order["limits"]["disk_mb"]
-    taken = place.take(disk_mb, order["job"], order["guard"])
+    new_cell = place.take(disk_mb, order["job"], order["guard"])
     if order["job"] == "changes" and place.stack is not None:
         order["states"] = [*place.stack.chain, place.stack.state]
-    taken.give(order, descriptors)
+    new_cell.give(order, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
-    why = watch(control, place, taken, order, started_s)
-    ended: dict[str, Any] = {"is": "ended", "run": order["run"], "why": why or "exit"}
-    ended["wall_s"] = time.monotonic() - started_s
-    said = os.read(taken.report, 4096).partition(b"\n")[
+    why = watch(control, place, new_cell, order, started_s)
+    message: dict[str, Any] = {"is": "ended", "run": order["run"], "why": why or "exit"}
+    message["wall_s"] = time.monotonic() - started_s
+    report_line = os.read(new_cell.report, 4096).partition(b"\n")[
         0
     ]  # first speaks the truth: what follows may be a trick
-    if said:
-        ended.update(json.loads(said))
+    if report_line:
+        message.update(json.loads(report_line))
     elif why is None:
-        ended["why"] = "killed"  # the cell's init was killed from outside, as the kernel does without memory
-    place.clear(taken)
-    send(control, ended)
+        message["why"] = (
+            "killed"  # the cell's init was killed from outside, as the kernel does without memory
+        )
+    place.clear(new_cell)
+    send(control, message)
     if why == "owner":
         raise SystemExit
     place.make_ahead(disk_mb)
 
 
 def watch(
-    control: socket.socket, place: cell.CellHome, watched: cell.Cell, order: dict[str, Any], started_s: float
+    control: socket.socket,
+    place: cell.CellHome,
+    program_cell: cell.Cell,
+    order: dict[str, Any],
+    started_s: float,
 ) -> str | None:
     """Wait for the cell to end, or end it. Returns why it was ended, or None where it ended by itself."""
     limits = order["limits"]
-    ending = os.pidfd_open(watched.init)
+    ending = os.pidfd_open(program_cell.init)
     poll = select.poll()
     poll.register(ending, select.POLLIN)
     poll.register(control, select.POLLIN)
@@ -174,13 +180,13 @@ def watch(
             elif time.monotonic() >= deadline_s:
                 why = "timeout"
             elif time.monotonic() >= look_s:
-                members = cellmates.members(place.is_bare, watched.init)
-                why = cellmates.excess(members, watched.init, limits, is_bare=place.is_bare)
+                members = cellmates.members(place.is_bare, program_cell.init)
+                why = cellmates.excess(members, program_cell.init, limits, is_bare=place.is_bare)
                 look_s = time.monotonic() + LOOK_EVERY_S
             if why is not None:
-                place.kill(watched)
+                place.kill(program_cell)
                 while not select.select([ending], [], [], 0.05)[0]:
-                    place.kill(watched)
+                    place.kill(program_cell)
                 return why
     finally:
         os.close(ending)
@@ -188,17 +194,17 @@ def watch(
 
 def listen(control: socket.socket, port: int, *, datagrams: bool) -> None:
     """Hand the owner a socket of this network, so that it can answer programs that have no other."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if datagrams else socket.SOCK_STREAM) as made:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if datagrams else socket.SOCK_STREAM) as server:
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(("127.0.0.1", port))
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", port))
             if not datagrams:
-                made.listen(128)
+                server.listen(128)
         except OSError as error:
             send(control, {"is": "refused", "error": str(error)})
             return
         message = json.dumps({"is": "listening"}).encode()
-        rights = array.array("i", [made.fileno()]).tobytes()
+        rights = array.array("i", [server.fileno()]).tobytes()
         control.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
 
