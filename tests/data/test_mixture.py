@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rllm.build.configs import ProgramNames, program_config
 from rllm.build.rows import held_out_name, held_out_rows, training_rows
 from rllm.build.training import _by_source, build_trainer
-from rllm.data.mixture import MAX_TASKS, mixed, parse_mixture
+from rllm.data.mixture import MAX_TASKS, mix, parse_mixture
 from rllm.errors import ConfigError
 from rllm.rewards.evaluator import Evaluator
 from rllm.types.episode import Episode
@@ -39,7 +39,7 @@ def tasks(count: int) -> list[Task]:
 )
 def test_every_row_comes_and_sets_come_by_their_weights(sets: dict[str, tuple[int, int]]) -> None:
     weights = {name: float(weight) for name, (_, weight) in sets.items()}
-    together = mixed({name: tasks(count) for name, (count, _) in sets.items()}, weights)
+    together = mix({name: tasks(count) for name, (count, _) in sets.items()}, weights)
     assert len({task.id for task in together}) == len(together)
     counts = Counter(task.metadata["dataset"] for task in together)
     passes = max(count / weight for count, weight in sets.values())
@@ -65,9 +65,9 @@ def test_what_is_no_mixture_is_refused_with_its_part() -> None:
         with pytest.raises(ConfigError, match=word):
             parse_mixture(text)
     with pytest.raises(ConfigError, match="b has no"):
-        mixed({"a": tasks(1), "b": []}, {"a": 1.0, "b": 1.0})
+        mix({"a": tasks(1), "b": []}, {"a": 1.0, "b": 1.0})
     with pytest.raises(ConfigError, match="1,000,000"):
-        mixed({"a": tasks(100), "b": tasks(1)}, {"a": 1.0, "b": float(MAX_TASKS)})
+        mix({"a": tasks(100), "b": tasks(1)}, {"a": 1.0, "b": float(MAX_TASKS)})
 
 
 def test_a_run_plays_and_judges_each_set_as_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

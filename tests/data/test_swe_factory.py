@@ -121,7 +121,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
         pass
 
     def stop(progress: Progress) -> None:
-        if progress.kept:
+        if progress.num_kept:
             raise Stopped
 
     with pytest.raises(Stopped):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.data.swe_factory.edits import edited
+from rllm.data.swe_factory.edits import with_edits
 from rllm.data.swe_factory.operators import OPERATOR_NAMES, Mutation, changes_meaning, mutations
 
 BODIES = {
@@ -35,7 +35,7 @@ def function(body: str) -> str:
 
 
 def with_operator(text: str, name: str) -> list[str]:
-    return [edited(text, [each.edit]) for each in mutations(text) if each.operator == name]
+    return [with_edits(text, [each.edit]) for each in mutations(text) if each.operator == name]
 
 
 def test_an_operator_changes_one_place_and_leaves_all_other_characters(subtests: pytest.Subtests) -> None:
@@ -91,7 +91,7 @@ def größe(werte, grenze=3):
 
 
 def test_columns_behind_letters_of_several_bytes_are_right() -> None:
-    changed = [edited(SOURCE, [each.edit]) for each in mutations(SOURCE)]
+    changed = [with_edits(SOURCE, [each.edit]) for each in mutations(SOURCE)]
     assert SOURCE.replace("n+=w", "n-=w") in changed
     assert SOURCE.replace("w>=grenze", "w>grenze") in changed
     assert SOURCE.replace("max(n , grenze)", "min(n , grenze)") in changed
@@ -105,7 +105,7 @@ def comments(text: str) -> list[str]:
 
 @given(st.sampled_from(mutations(SOURCE)))
 def test_a_bug_is_one_edit_that_compiles_or_is_known_not_to(mutation: Mutation) -> None:
-    changed = edited(SOURCE, [mutation.edit])
+    changed = with_edits(SOURCE, [mutation.edit])
     start, end, text = mutation.edit.start, mutation.edit.end, mutation.edit.text
     assert changed[:start] == SOURCE[:start]
     assert changed[start + len(text) :] == SOURCE[end:]

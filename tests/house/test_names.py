@@ -30,7 +30,7 @@ NO_PARTICIPLES = {"bed", "embed", "feed", "hundred", "indeed", "need", "red", "s
 
 PARTICIPLES = {
     "cli": 23,
-    "data": 39,
+    "data": 2,
     "engine": 9,
     "gateway": 0,
     "inference": 5,

@@ -139,7 +139,7 @@ def test_a_patch_that_makes_the_bug_is_reversed_and_its_tests_are_hidden(home: P
     made = repository_of(
         SWETask.from_row(row(source, patch="", bug_patch=bug, test_files=None, base_commit=None))
     )
-    assert made.hidden == {"tests/test_add.py": HIDDEN}
+    assert made.hidden_files == {"tests/test_add.py": HIDDEN}
     assert "+    return a + b" in made.gold
     assert not (made.layer / "testbed/tests/test_add.py").exists()
 
@@ -205,7 +205,7 @@ def test_no_file_outside_of_the_tree_is_read_or_removed(home: Path, tmp_path: Pa
     files = {"linked/test_secret.py": "secret = 1\n"}
     for tests in (None, files):
         made = repository_of(SWETask.from_row(row(source, FAIL_TO_PASS=ids, test_files=tests)))
-        assert made.hidden == (tests or {})
+        assert made.hidden_files == (tests or {})
     assert outside.read_text() == "secret = 1\n"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm.data.mixture import mixed, parse_mixture
+from rllm.data.mixture import mix, parse_mixture
 from rllm.data.registry import DatasetRegistry, require_dataset
 from rllm.data.rows import FORMATS, read_rows
 from rllm.errors import ConfigError
@@ -32,7 +32,7 @@ def training_rows(dataset: str) -> list[Task]:
     weights = mixture_of(dataset)
     if not weights:
         return _named_rows(dataset, "train", MOST_DRAWN)
-    return mixed({name: _named_rows(name, "train", MOST_DRAWN) for name in weights}, weights)
+    return mix({name: _named_rows(name, "train", MOST_DRAWN) for name in weights}, weights)
 
 
 def mixture_of(dataset: str) -> dict[str, float]:

@@ -145,6 +145,6 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
 
 def _line(progress: Progress) -> str:
     line = f"{progress.source}: {progress.doing}"
-    if progress.wanted:
-        line += f", {progress.tried} tried, {progress.kept} of {progress.wanted} kept"
+    if progress.max_tasks:
+        line += f", {progress.num_tried} tried, {progress.num_kept} of {progress.max_tasks} kept"
     return line

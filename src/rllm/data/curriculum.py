@@ -51,7 +51,7 @@ class Curriculum(Generic[AnyTask]):
         played last stands last."""
         self._under_way: dict[int, dict[str, int]] = {}
         """Step ──► task id ──► position, of the steps that are being played."""
-        self._planned: dict[int, list[int]] = {}
+        self._positions_by_step: dict[int, list[int]] = {}
         """Step ──► positions, of steps that were being played when the run ended: they begin anew."""
         self._left_over: list[int] = []
         """Positions that were planned for a step which then needed fewer: played before new ones."""
@@ -62,10 +62,10 @@ class Curriculum(Generic[AnyTask]):
 
     def batch(self, step: int, count: int) -> list[AnyTask]:
         """`count` tasks of a step; asked again before `observe`, further ones. No two are alike."""
-        places = self._planned.pop(step, [])
+        places = self._positions_by_step.pop(step, [])
         positions, later = places[:count], places[count:]
         if later:
-            self._planned[step] = later
+            self._positions_by_step[step] = later
         if (num_missing := count - len(positions)) > 0:
             again = self._draw(step, round(self._replay_fraction * num_missing))
             num_new = num_missing - len(again)
@@ -82,7 +82,7 @@ class Curriculum(Generic[AnyTask]):
     def observe(self, step: int, episodes: Sequence[Episode]) -> None:
         """Note what became of a step's tasks. Failures say nothing about how hard a task is."""
         places_by_id = self._under_way.pop(step, {})
-        self._left_over += [each for each in self._planned.pop(step, ()) if each not in self._pool]
+        self._left_over += [each for each in self._positions_by_step.pop(step, ()) if each not in self._pool]
         successes: dict[int, list[bool]] = {}
         for episode in episodes:
             if episode.outcome in (Outcome.SCORED, Outcome.TRUNCATED) and episode.task_id in places_by_id:
@@ -108,7 +108,7 @@ class Curriculum(Generic[AnyTask]):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, between two steps; those that were under way begin anew."""
         self._cursor, self._pool = state["cursor"], dict(state["pool"])
-        self._under_way, self._planned = {}, dict(state.get("under_way", ()))
+        self._under_way, self._positions_by_step = {}, dict(state.get("under_way", ()))
         self._left_over = [*state.get("left_over", ())]
 
     def _draw(self, step: int, count: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Several data sets as one: each task comes from a set as often as that set's weight says.
 
 parse_mixture("math.jsonl=3,gsm8k=1") ──► {"math.jsonl": 3.0, "gsm8k": 1.0}
-mixed(sets, weights) ──► tasks: three of math.jsonl for one of gsm8k, every row of each at least once
+mix(sets, weights) ──► tasks: three of math.jsonl for one of gsm8k, every row of each at least once
 """
 
 import itertools
@@ -39,7 +39,7 @@ def parse_mixture(text: str) -> dict[str, float]:
     return weights
 
 
-def mixed(sets: Mapping[str, Sequence[Task]], weights: Mapping[str, float]) -> list[Task]:
+def mix(sets: Mapping[str, Sequence[Task]], weights: Mapping[str, float]) -> list[Task]:
     """As few tasks as hold every row once and each set by its weight; rows that come again have ids of their
     own, so that their attempts are compared among themselves.
 

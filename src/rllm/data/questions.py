@@ -107,7 +107,7 @@ class Row:
 class Question:
     """A question, made of a row by a transform."""
 
-    shown: dict[str, Any]
+    prompt_values: dict[str, Any]
     """The values that the prompt may show, by name; lists are shown as lettered lines."""
     grading: dict[str, Any]
     """The fields that the grader reads."""
@@ -131,7 +131,7 @@ def question_task(
     question: Question, *, task_id: str, prompt: str, system: str, grader: str, grader_args: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The task of a single-turn environment."""
-    text = render(prompt, question.shown)
+    text = render(prompt, question.prompt_values)
     task: dict[str, Any] = {"task_id": task_id}
     if question.pictures or question.history or system:
         task["messages"] = [

@@ -61,7 +61,7 @@ class Repository:
 
     path: Path
     """The path in the cache."""
-    hidden: dict[str, str]
+    hidden_files: dict[str, str]
     """Hidden tests, path -> content: those of the row, and what was taken out of the tree."""
     gold: str
     """The reference solution as a diff of this repository; empty where the row has none."""
@@ -84,7 +84,7 @@ def repository_of(task: SWETask) -> Repository:
         if part is not None:
             _make(task, part)
     facts = json.loads((target / _FACTS).read_text("utf-8"))
-    return Repository(path=target, hidden=facts["hidden"], gold=facts["gold"])
+    return Repository(path=target, hidden_files=facts["hidden"], gold=facts["gold"])
 
 
 def git(
@@ -206,9 +206,9 @@ def _make(task: SWETask, part: Path) -> None:
         _lay_out(task, tree, work)
         _refuse_pointers(task, tree)
         gold = _break(task, tree, work)
-        hidden = _hide(task, tree)
+        hidden_files = _hide(task, tree)
         _commit(tree)
-        facts = json.dumps({"hidden": hidden, "gold": gold, "instance_id": task.instance_id})
+        facts = json.dumps({"hidden": hidden_files, "gold": gold, "instance_id": task.instance_id})
         (part / _FACTS).write_text(facts, "utf-8")
 
 
@@ -336,16 +336,16 @@ def _hide(task: SWETask, tree: Path) -> dict[str, str]:
 
     Of a row that brings no tests (SWE-smith), those are the files in which its FAIL_TO_PASS tests are.
     """
-    hidden = dict(task.test_files)
+    hidden_files = dict(task.test_files)
     if not (task.test_files or task.test_patch):
         for name in sorted(_files_of(task.fail_to_pass)):
             if _is_inside(tree, name):
-                hidden[name] = (tree / name).read_text("utf-8", "surrogateescape")
-    for name, text in hidden.items():
+                hidden_files[name] = (tree / name).read_text("utf-8", "surrogateescape")
+    for name, text in hidden_files.items():
         path = tree / name
         if _is_inside(tree, name) and path.read_bytes() == text.encode("utf-8", "surrogateescape"):
             path.unlink()
-    return hidden
+    return hidden_files
 
 
 def _is_inside(tree: Path, name: str) -> bool:

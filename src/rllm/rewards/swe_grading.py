@@ -139,7 +139,7 @@ def run_tests(
     """
     secret = secrets.token_hex(16)
     runner = runner_of(world.task.test_command, world.task.instance_id)
-    hidden_paths = [*world.repository.hidden, *_paths_of(world.task.test_patch)]
+    hidden_paths = [*world.repository.hidden_files, *_paths_of(world.task.test_patch)]
     canary = canary_of(runner, hidden_paths) if with_hidden else None
     with tempfile.TemporaryDirectory(prefix="rllm-swe-tests-") as folder:
         known_trees = None if known_runs is None else list(known_runs)
@@ -211,11 +211,11 @@ def _write_tests(
         if is_pytest
         else reporting_words(runner, task.test_command, canary.path if canary else ""),
         "canary": asdict(canary) if canary else None,
-        "files": world.repository.hidden if with_hidden else {},
+        "files": world.repository.hidden_files if with_hidden else {},
         "apply": [each.format(patch=f"{TESTS}/model.patch") for each in APPLY],
         "steering": STEERING,
         "exempt": exempt,
-        "tests": [*_paths_of(task.test_patch), *world.repository.hidden],
+        "tests": [*_paths_of(task.test_patch), *world.repository.hidden_files],
     }
     (folder / "plan.json").write_text(json.dumps(plan), "utf-8")
     (folder / "model.patch").write_bytes(patch.encode("utf-8", "surrogateescape"))

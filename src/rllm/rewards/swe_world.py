@@ -96,7 +96,7 @@ class SWEWorld:
                 )
             return cls(
                 task=task,
-                repository=Repository(path=Path(), hidden=task.test_files, gold=task.patch),
+                repository=Repository(path=Path(), hidden_files=task.test_files, gold=task.patch),
                 environment=Environment(path=Path(), image_programs=_IMAGE_PROGRAMS.get(task.form, _CONDA)),
                 backend=backend,
                 image=_image_of(task),

@@ -63,23 +63,23 @@ class Baseline:
 
 def baseline_jobs(limits: BenchLimits) -> tuple[BenchJob, BenchJob]:
     """Two runs of all tests; each belongs into a sandbox of its own."""
-    traced = BenchJob(
+    with_trace = BenchJob(
         name="traced", trace="lines", cpu_s=limits.cpu_s * TRACE_FACTOR, memory_mb=limits.memory_mb
     )
     reverse = BenchJob(name="reverse", reverse=True, cpu_s=limits.cpu_s, memory_mb=limits.memory_mb)
-    return traced, reverse
+    return with_trace, reverse
 
 
-def baseline_of(traced: JobResult, reverse: JobResult, *, project: str, limits: BenchLimits) -> Baseline:
+def baseline_of(with_trace: JobResult, reverse: JobResult, *, project: str, limits: BenchLimits) -> Baseline:
     """Raises ConfigError where a run did not end, or no test passes in both."""
-    for result in (traced, reverse):
+    for result in (with_trace, reverse):
         if result.why:
             raise ConfigError(_refusal(result, project, limits))
-    random = {*traced.random, *reverse.random}
+    random = {*with_trace.random, *reverse.random}
     counts: Counter[str] = Counter()
     test_names: list[str] = []
-    for name in sorted(traced.outcomes.keys() | reverse.outcomes.keys()):
-        statuses = (traced.outcomes.get(name, "missing"), reverse.outcomes.get(name, "missing"))
+    for name in sorted(with_trace.outcomes.keys() | reverse.outcomes.keys()):
+        statuses = (with_trace.outcomes.get(name, "missing"), reverse.outcomes.get(name, "missing"))
         if statuses[0] != statuses[1]:
             counts["flaky"] += 1
         elif statuses[0] == "passed" and name in random:
@@ -88,13 +88,13 @@ def baseline_of(traced: JobResult, reverse: JobResult, *, project: str, limits: 
             counts[_COUNTED[statuses[0]]] += 1
             if statuses[0] == "passed":
                 test_names.append(name)
-    errors = {**traced.errors, **reverse.errors}
+    errors = {**with_trace.errors, **reverse.errors}
     counts["files_not_importable"] = len(errors)
     if not test_names:
-        raise ConfigError(_nothing_passes(counts, errors, traced, project))
+        raise ConfigError(_nothing_passes(counts, errors, with_trace, project))
     covering: dict[str, dict[int, list[int]]] = {}
     for place, name in enumerate(test_names):
-        for path, lines in traced.lines.get(name, {}).items():
+        for path, lines in with_trace.lines.get(name, {}).items():
             for line in lines:
                 covering.setdefault(path, {}).setdefault(line, []).append(place)
     return Baseline(

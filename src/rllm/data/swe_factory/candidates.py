@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rllm.data.swe_factory.edits import edited
+from rllm.data.swe_factory.edits import with_edits
 from rllm.data.swe_factory.operators import functions_of, mutations
 from rllm.data.swe_factory.project import Project
 from rllm.data.swe_factory.sources import Source, git
@@ -65,7 +65,7 @@ def operator_candidates(texts: Mapping[str, str], seed: int) -> list[Candidate]:
                 key=key,
                 operator=each.operator,
                 functions=(f"{path}:{each.function}",),
-                files={path: edited(text, [each.edit])},
+                files={path: with_edits(text, [each.edit])},
                 lines={path: range(each.line, text.count("\n", 0, each.edit.end) + 2)},
             )
             by_function.setdefault(each.function, []).append((_hash(seed, key), candidate))

@@ -32,7 +32,7 @@ class Token:
     end: int
 
 
-def edited(source: str, edits: Sequence[Edit]) -> str:
+def with_edits(source: str, edits: Sequence[Edit]) -> str:
     """The source after edits that do not overlap."""
     for edit in sorted(edits, key=lambda each: each.start, reverse=True):
         source = source[: edit.start] + edit.text + source[edit.end :]

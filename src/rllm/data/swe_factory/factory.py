@@ -72,9 +72,9 @@ class Progress:
 
     source: str
     doing: str
-    tried: int = 0
-    kept: int = 0
-    wanted: int = 0
+    num_tried: int = 0
+    num_kept: int = 0
+    max_tasks: int = 0
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -182,10 +182,14 @@ def _build_source(
     candidates = [*commit_candidates(source, texts), *operator_candidates(texts, settings.seed)]
     journal = _Journal(work / "journal.jsonl")
 
-    def tell(tried: int, kept: int) -> None:
+    def tell(num_tried: int, num_kept: int) -> None:
         on_progress(
             Progress(
-                source=source.name, doing="trying bugs", tried=tried, kept=kept, wanted=settings.max_tasks
+                source=source.name,
+                doing="trying bugs",
+                num_tried=num_tried,
+                num_kept=num_kept,
+                max_tasks=settings.max_tasks,
             )
         )
 
@@ -294,12 +298,12 @@ def _settle_verdicts(
 ) -> list[SiftVerdict]:
     """Verdicts without a gap, up to the one that makes `max_tasks`."""
     verdicts: list[SiftVerdict] = []
-    kept = 0
+    num_kept = 0
     for each in candidates:
-        if each.key not in verdicts_by_key or kept == max_tasks:
+        if each.key not in verdicts_by_key or num_kept == max_tasks:
             break
         verdicts.append(verdicts_by_key[each.key])
-        kept += verdicts_by_key[each.key].reason == KEPT
+        num_kept += verdicts_by_key[each.key].reason == KEPT
     return verdicts
 
 
@@ -403,9 +407,13 @@ def _sha256(data: bytes) -> str:
 def _source_json(built: _Built) -> dict[str, Any]:
     """Counts that add up: candidates = tried + not tried, tried = kept + dropped for each reason."""
     reasons = Counter(each.reason for each in built.verdicts)
-    tried = len(built.verdicts)
-    if tried != reasons[KEPT] + sum(reasons[each] for each in REASONS) or reasons[KEPT] != len(built.rows):
-        raise CountError(f"{built.source.name}: {tried} bugs were tried, and {dict(reasons)} became of them.")
+    num_tried = len(built.verdicts)
+    if num_tried != reasons[KEPT] + sum(reasons[each] for each in REASONS) or reasons[KEPT] != len(
+        built.rows
+    ):
+        raise CountError(
+            f"{built.source.name}: {num_tried} bugs were tried, and {dict(reasons)} became of them."
+        )
     return {
         "name": built.source.name,
         "version": built.project.version,
@@ -418,8 +426,8 @@ def _source_json(built: _Built) -> dict[str, Any]:
         "tests": built.baseline.counts,
         "not_importable": built.baseline.errors,
         "candidates": built.num_candidates,
-        "not_tried": built.num_candidates - tried,
-        "tried": tried,
+        "not_tried": built.num_candidates - num_tried,
+        "tried": num_tried,
         "kept": reasons[KEPT],
         "dropped": {each: reasons[each] for each in REASONS if reasons[each]},
     }

@@ -118,15 +118,15 @@ def mutations(text: str) -> list[Mutation]:
     )
 
 
-def changes_meaning(changed: str, plain: str) -> bool:
+def changes_meaning(mutated_source: str, plain: str) -> bool:
     """Whether a changed source compiles, and to another syntax tree than the plain one."""
     with _COMPILING, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a literal compared by `is`, and the like: that is the bug
         try:
-            compile(changed, "<changed>", "exec", dont_inherit=True)
+            compile(mutated_source, "<changed>", "exec", dont_inherit=True)
         except (SyntaxError, ValueError):
             return False
-        return ast.dump(ast.parse(changed)) != ast.dump(ast.parse(plain))
+        return ast.dump(ast.parse(mutated_source)) != ast.dump(ast.parse(plain))
 
 
 _COMPILING = threading.Lock()

@@ -144,17 +144,17 @@ class Sieve:
         return tuple(sorted(failing, key=lambda each: (num_lines[each], each))[:TRACED_TESTS])
 
     def _confirmed_one(
-        self, candidate: Candidate, failing: set[str], again: JobResult, broken: JobResult, plain: JobResult
+        self, candidate: Candidate, failing: set[str], again: JobResult, with_bug: JobResult, plain: JobResult
     ) -> SiftVerdict:
         if again.why or set(self.baseline.tests) - again.passing() != failing:
             return SiftVerdict(key=candidate.key, reason="unsteady")
         text = statement(
             {
-                each: broken.failures.get(each) or again.failures[each]
+                each: with_bug.failures.get(each) or again.failures[each]
                 for each in self._failing_sample(failing)
             },
             plain.calls,
-            broken.calls,
+            with_bug.calls,
             paths=self.project.paths,
             test_texts=[self.test_texts[each] for each in sorted({_file_of(test) for test in failing})],
         )

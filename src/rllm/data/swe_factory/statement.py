@@ -32,21 +32,21 @@ class FailureExample:
 def statement(
     failures: Mapping[str, Mapping[str, Any]],
     plain: Mapping[str, Sequence[Mapping[str, Any]]],
-    broken: Mapping[str, Sequence[Mapping[str, Any]]],
+    with_bug: Mapping[str, Sequence[Mapping[str, Any]]],
     *,
     paths: Sequence[str],
     test_texts: Iterable[str],
 ) -> str:
     """Markdown; empty where nothing can be said without showing a test.
 
-    `failures`: test -> how it fails; `plain`, `broken`: test -> its calls without and with the bug; `paths`:
-    where packages are imported from.
+    `failures`: test -> how it fails; `plain`, `with_bug`: test -> its calls without and with the bug;
+    `paths`: where packages are imported from.
     """
     secrets = {each.strip() for text in test_texts for each in text.splitlines()}
     secrets = {each for each in secrets if len(each) >= SHORTEST_LINE}
     examples: dict[str, FailureExample] = {}
     for name in sorted(failures):
-        calls = broken.get(name, ())
+        calls = with_bug.get(name, ())
         example = _of_calls(plain.get(name, ()), calls, paths) or _of_failure(failures[name], calls, paths)
         if example is not None and not any(each in example.text or each in example.title for each in secrets):
             examples.setdefault(example.text, example)
@@ -64,10 +64,10 @@ def _rank(example: FailureExample) -> tuple[bool, bool, int, str]:
 
 
 def _of_calls(
-    plain: Sequence[Mapping[str, Any]], broken: Sequence[Mapping[str, Any]], paths: Sequence[str]
+    plain: Sequence[Mapping[str, Any]], with_bug: Sequence[Mapping[str, Any]], paths: Sequence[str]
 ) -> FailureExample | None:
     """The first call that ends otherwise; after it nothing can be compared."""
-    for expected, actual in zip(plain, broken, strict=False):
+    for expected, actual in zip(plain, with_bug, strict=False):
         if any(expected[each] != actual[each] for each in ("file", "function", "arguments")):
             return None
         if _ending(expected) != _ending(actual):

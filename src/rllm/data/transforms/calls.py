@@ -19,7 +19,7 @@ def bfcl(row: Row, options: Mapping[str, Any]) -> Question:
     if not isinstance(messages, list) or not messages:
         raise row.wrong("question", turns, "a list of messages")
     return Question(
-        shown={
+        prompt_values={
             "question": str(messages[-1]["content"]),
             "functions": json.dumps(functions, indent=1),
         },

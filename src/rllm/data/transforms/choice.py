@@ -68,7 +68,11 @@ def yes_no(row: Row, options: Mapping[str, Any]) -> Question:
 def lettered_question(row: Row, choices: list[str], right: int) -> Question:
     answer = letter(right)
     return Question(
-        shown={"question": row.text("question"), "choices": choices, "context": row.optional_text("context")},
+        prompt_values={
+            "question": row.text("question"),
+            "choices": choices,
+            "context": row.optional_text("context"),
+        },
         grading={"answer": answer, "choices": choices},
         oracle=f"<answer>{answer}</answer>",
         category=row.optional_text("category"),

@@ -32,7 +32,7 @@ def check(candidate):
 def humaneval(row: Row, options: Mapping[str, Any]) -> Question:
     prompt, entry_point = row.text("prompt"), row.text("entry_point")
     return Question(
-        shown={"question": prompt, "entry_point": entry_point},
+        prompt_values={"question": prompt, "entry_point": entry_point},
         grading={"prompt": prompt, "test": row.text("test"), "entry_point": entry_point},
         oracle=fence(prompt + row.text("canonical_solution")),
     )
@@ -41,7 +41,7 @@ def humaneval(row: Row, options: Mapping[str, Any]) -> Question:
 def mbpp(row: Row, options: Mapping[str, Any]) -> Question:
     tests = row.texts("test_list")
     return Question(
-        shown={"question": row.text("text"), "tests": "\n".join(tests)},
+        prompt_values={"question": row.text("text"), "tests": "\n".join(tests)},
         grading={"test_list": tests, "test_setup_code": row.optional_text("test_setup_code")},
         oracle=fence(row.text("code")),
     )
@@ -49,7 +49,7 @@ def mbpp(row: Row, options: Mapping[str, Any]) -> Question:
 
 def bigcodebench(row: Row, options: Mapping[str, Any]) -> Question:
     return Question(
-        shown={"question": row.text("instruct_prompt")},
+        prompt_values={"question": row.text("instruct_prompt")},
         grading={
             "test": row.text("test") + _RUN_TEST_CASES,
             "entry_point": row.text("entry_point"),
@@ -85,7 +85,7 @@ def apps(row: Row, options: Mapping[str, Any]) -> Question:
         raise row.error(f"has no tests to grade by: {str(tests)[:80]!r}.")
     solutions = _json(row, "solutions") if row.optional("solutions") else []
     return Question(
-        shown=_shown_fields(row, row.text("question"), tests.get("fn_name")),
+        prompt_values=_shown_fields(row, row.text("question"), tests.get("fn_name")),
         grading={"input_output": tests},
         oracle=fence(solutions[0]) if solutions else None,
         category=row.optional_text("difficulty"),
@@ -99,7 +99,7 @@ def livecodebench(row: Row, options: Mapping[str, Any]) -> Question:
     if row.optional("private_test_cases"):
         grading["private_test_cases"] = row.value("private_test_cases")
     return Question(
-        shown=_shown_fields(row, row.text("question_content"), metadata.get("func_name")),
+        prompt_values=_shown_fields(row, row.text("question_content"), metadata.get("func_name")),
         grading=grading,
         category=row.optional_text("difficulty"),
     )
@@ -122,7 +122,7 @@ def codeforces(row: Row, options: Mapping[str, Any]) -> Question:
     if not (grading["official_tests"] or examples):
         raise row.error("has neither `official_tests` nor `examples` to grade by.")
     return Question(
-        shown=_shown_fields(row, "\n\n".join(parts), None),
+        prompt_values=_shown_fields(row, "\n\n".join(parts), None),
         grading=grading,
         category=str(row.optional("rating") or ""),
     )
@@ -135,7 +135,7 @@ def deepcoder(row: Row, options: Mapping[str, Any]) -> Question:
     function = metadata.get("func_name") or (tests.get("fn_name") if isinstance(tests, dict) else None)
     solutions = row.optional("solutions") or []
     return Question(
-        shown=_shown_fields(row, row.text("problem"), function),
+        prompt_values=_shown_fields(row, row.text("problem"), function),
         grading={"tests": tests, **({"fn_name": function} if function else {})},
         oracle=fence(without_fence(str(solutions[0]))) if solutions else None,
         category=row.optional_text("subset"),

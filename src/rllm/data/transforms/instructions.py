@@ -17,7 +17,7 @@ def instructions(row: Row, options: Mapping[str, Any]) -> Question:
     if len(ids) != len(arguments):
         raise row.error(f"has {len(ids)} instructions and {len(arguments)} sets of arguments.")
     return Question(
-        shown={"question": row.text("prompt")},
+        prompt_values={"question": row.text("prompt")},
         grading={"instructions": _instructions(ids, arguments)},
         category=ids[0].partition(":")[0],
     )
@@ -35,7 +35,7 @@ def multi_if(row: Row, options: Mapping[str, Any]) -> Question:
         arguments = [_parse(row, each) for each in _parse(row, row.value(f"turn_{turn}_kwargs"))]
         gradings.append({"instructions": _instructions(ids, arguments)})
     return Question(
-        shown={"question": turns[0]},
+        prompt_values={"question": turns[0]},
         grading={**gradings[-1], "turns": gradings},
         category=row.optional_text("language"),
         extra={"follow_ups": turns[1:]},

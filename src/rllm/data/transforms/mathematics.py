@@ -20,7 +20,7 @@ def mathematics(row: Row, options: Mapping[str, Any]) -> Question:
     answers = [each.strip().strip("$") if options.get("strip_dollars") else each.strip() for each in answers]
     grading = {"answer": answers[0]} if len(answers) == 1 else {"answers": answers}
     return Question(
-        shown={"question": row.text("question")},
+        prompt_values={"question": row.text("question")},
         grading=grading,
         oracle=f"\\boxed{{{answers[0]}}}",
         category=row.optional_text("category"),
@@ -32,7 +32,7 @@ def countdown(row: Row, options: Mapping[str, Any]) -> Question:
     numbers = [int(each) for each in row.texts("numbers")]
     target = row.integer("target")
     return Question(
-        shown={"numbers": " ".join(map(str, numbers)), "target": target},
+        prompt_values={"numbers": " ".join(map(str, numbers)), "target": target},
         grading={"numbers": numbers, "target": target},
     )
 

@@ -21,10 +21,12 @@ def own(row: Row, options: Mapping[str, Any]) -> Question:
     }
     grading = row.optional("grading")
     if isinstance(grading, Mapping):
-        return Question(shown=shown_fields, grading=dict(grading), category=row.optional_text("category"))
+        return Question(
+            prompt_values=shown_fields, grading=dict(grading), category=row.optional_text("category")
+        )
     answers = row.texts(_present(row, "answer", ANSWERS))
     return Question(
-        shown=shown_fields,
+        prompt_values=shown_fields,
         grading={**row.values, **({"answer": answers[0]} if len(answers) == 1 else {"answers": answers})},
         oracle=f"<answer>{answers[0]}</answer>",
         category=row.optional_text("category"),

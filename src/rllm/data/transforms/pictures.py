@@ -20,7 +20,7 @@ def pictures(row: Row, options: Mapping[str, Any]) -> Question:
     question = re.sub(r"<image(?: \d+)?>", "", row.text("question")).strip()
     if not choices:
         return Question(
-            shown={"question": question, "choices": ""},
+            prompt_values={"question": question, "choices": ""},
             grading={"answer": answer, "question": question, "reference": answer},
             oracle=f"\\boxed{{{answer}}}",
             pictures=images,
@@ -28,7 +28,7 @@ def pictures(row: Row, options: Mapping[str, Any]) -> Question:
         )
     right = _letter_of(row, answer, choices, str(options.get("answer_is", "letter")))
     return Question(
-        shown={"question": question, "choices": "\n" + "\n".join(_lines(choices))},
+        prompt_values={"question": question, "choices": "\n" + "\n".join(_lines(choices))},
         grading={"answer": right, "choices": choices, "question": question, "reference": right},
         oracle=f"\\boxed{{{right}}}",
         pictures=images,
@@ -56,7 +56,7 @@ def hle(row: Row, options: Mapping[str, Any]) -> Question:
     question, answer = row.text("question"), row.text("answer")
     picture = row.optional("image")
     return Question(
-        shown={"question": question, "context": ""},
+        prompt_values={"question": question, "context": ""},
         grading={"question": question, "answer": answer, "reference": answer},
         oracle=f"<answer>{answer}</answer>",
         pictures=[picture] if picture else [],

@@ -21,7 +21,7 @@ def qa(row: Row, options: Mapping[str, Any]) -> Question:
     if options.get("grader_question"):
         grading = {"question": question, "answer": answers[0], "reference": answers[0]}
     return Question(
-        shown={"question": question, "context": _context(row)},
+        prompt_values={"question": question, "context": _context(row)},
         grading=grading,
         oracle=f"<answer>{answers[0]}</answer>",
         category=row.optional_text("category"),
@@ -35,7 +35,7 @@ def drop(row: Row, options: Mapping[str, Any]) -> Question:
     kinds = row.optional("answers_spans.types") or ["span"]
     right = unique[0] if kinds[0] != "span" or len(unique) == 1 else ", ".join(unique)
     return Question(
-        shown={"question": row.text("question"), "context": row.text("passage")},
+        prompt_values={"question": row.text("question"), "context": row.text("passage")},
         grading={"answer": right},
         oracle=f"<answer>{right}</answer>",
         category=str(kinds[0]),
@@ -47,7 +47,7 @@ def needles(row: Row, options: Mapping[str, Any]) -> Question:
     answers = row.texts("answer")
     right = ", ".join(answers)
     return Question(
-        shown={"question": row.text("question"), "context": row.text("context")},
+        prompt_values={"question": row.text("question"), "context": row.text("context")},
         grading={"answer": right},
         oracle=f"<answer>{right}</answer>",
         category=row.optional_text("task"),
@@ -59,7 +59,7 @@ def rubric(row: Row, options: Mapping[str, Any]) -> Question:
     answer."""
     question = row.text("question")
     return Question(
-        shown={"question": question},
+        prompt_values={"question": question},
         grading={"question": question, "rubric": str(options["rubric"])},
         category=row.optional_text("category"),
     )
@@ -86,7 +86,7 @@ def multichallenge(row: Row, options: Mapping[str, Any]) -> Question:
     question = str(messages[-1]["content"])
     criterion = f"1 if the answer to this question is {verdict}, else 0: {row.text('target')}"
     return Question(
-        shown={"question": question},
+        prompt_values={"question": question},
         history=messages[:-1],
         grading={"question": question, "rubric": [{"name": "passes", "description": criterion}]},
         category=row.optional_text("category"),
@@ -100,7 +100,7 @@ def browsecomp(row: Row, options: Mapping[str, Any]) -> Question:
     question = _decipher(row, "problem", canary)
     answer = _decipher(row, "answer", canary)
     return Question(
-        shown={"question": question, "context": ""},
+        prompt_values={"question": question, "context": ""},
         grading={"question": question, "answer": answer, "reference": answer},
         oracle=f"<answer>{answer}</answer>",
         category=row.optional_text("problem_topic"),

@@ -27,7 +27,7 @@ def swebench(row: Row, options: Mapping[str, Any]) -> Question:
     grading = {name: row.optional(name) for name in _GRADED_BY if row.optional(name) is not None}
     grading |= {name: row.value(name) for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
     return Question(
-        shown={
+        prompt_values={
             "question": row.text("problem_statement"),
             "repo": row.text("repo"),
             "base_commit": row.text("base_commit"),

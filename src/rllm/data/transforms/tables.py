@@ -12,7 +12,7 @@ def finqa(row: Row, options: Mapping[str, Any]) -> Question:
     right = str(answer)
     parts = [*row.texts("pre_text"), _table(row, row.value("table")), *row.texts("post_text")]
     return Question(
-        shown={"question": row.text("qa.question"), "context": "\n".join(parts)},
+        prompt_values={"question": row.text("qa.question"), "context": "\n".join(parts)},
         grading={"answer": right},
         oracle=f"\\boxed{{{right}}}",
     )
@@ -28,7 +28,7 @@ def tatqa(row: Row, options: Mapping[str, Any]) -> Question:
     right = f"{right} {scale}" if scale else right
     paragraphs = [str(each["text"]) for each in row.records("paragraphs")]
     return Question(
-        shown={
+        prompt_values={
             "question": row.text("question"),
             "context": "\n".join([_table(row, row.value("table.table")), *paragraphs]),
         },

@@ -15,7 +15,7 @@ def translation(row: Row, options: Mapping[str, Any]) -> Question:
     if not into:
         raise row.error("does not say which language is asked for; it has no `pair`.")
     return Question(
-        shown={"question": row.text("source"), "into": _LANGUAGES.get(into.partition("_")[0], into)},
+        prompt_values={"question": row.text("source"), "into": _LANGUAGES.get(into.partition("_")[0], into)},
         grading={"answer": right},
         oracle=right,
         category=pair or into,

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rllm.data.swe_factory.edits import edited
+from rllm.data.swe_factory.edits import with_edits
 from rllm.data.swe_factory.operators import Mutation, changes_meaning, mutations
 from rllm.environments.base import BaseEnv, Moved, moved
 from rllm.environments.judging import Verdict
@@ -105,7 +105,7 @@ def _task(recipe: Recipe, task_id: str, index: int, sandbox: str) -> dict[str, A
     rng = np.random.Generator(np.random.Philox(key=[index, 2]))
     several = [each for each in bugs if each.line == line]
     bug = several[int(rng.integers(len(several)))]
-    lines = edited(source_of(recipe), [bug.edit]).splitlines()
+    lines = with_edits(source_of(recipe), [bug.edit]).splitlines()
     x = next(each for each in TRIED_ON if value_of(lines, each) != recipe.value(each))
     numbered_lines = (
         f"{number}{'' if text[0] == ' ' else ' '}{text}" for number, text in enumerate(lines, 1)
@@ -131,7 +131,7 @@ def _bugs(recipe: Recipe) -> list[Mutation]:
     text = source_of(recipe)
     bugs: list[Mutation] = []
     for each in mutations(text):
-        new_text = edited(text, [each.edit])
+        new_text = with_edits(text, [each.edit])
         if each.operator in OPERATORS and changes_meaning(new_text, text):
             lines = new_text.splitlines()
             if any(value_of(lines, x) != recipe.value(x) for x in TRIED_ON):

@@ -44,7 +44,7 @@ class Book:
         self.calls = {}
         self.cpu_s = {}
         self.comparison = None
-        self._known = {}
+        self._places = {}
         self._all_lines = {}
         self._here = {}
         self._record = []
@@ -87,10 +87,10 @@ class Book:
         }
 
     def _lines_here(self):
-        found = {}
+        lines_by_path = {}
         for code, lines in self._here.items():
-            found.setdefault(self._known[code], set()).update(lines)
-        return {path: sorted(lines) for path, lines in found.items()}
+            lines_by_path.setdefault(self._places[code], set()).update(lines)
+        return {path: sorted(lines) for path, lines in lines_by_path.items()}
 
     # ---- traces ----
 
@@ -103,11 +103,11 @@ class Book:
     def _place(self, code):
         """The path of a source, relative to the project; None for all other code."""
         try:
-            return self._known[code]
+            return self._places[code]
         except KeyError:
             path = os.path.realpath(code.co_filename)
             place = os.path.relpath(path, self.root) if path in self.sources else None
-            self._known[code] = place
+            self._places[code] = place
             return place
 
     def _enter_lines(self, frame, event, arg):
@@ -148,22 +148,22 @@ class Book:
         }
         self._record.append(call)
         is_generator = bool(code.co_flags & 0x20)
-        raised = [None]
+        exception = [None]
 
         def step(frame, event, arg):
             frame.f_trace_lines = False
             if event == "exception":
-                raised[0] = arg
+                exception[0] = arg
             elif event == "return":
-                if raised[0] is not None and arg is None:
-                    kind, value = raised[0][0], raised[0][1]
+                if exception[0] is not None and arg is None:
+                    kind, value = exception[0][0], exception[0][1]
                     call["raises"] = self._shown_error(kind, value)
                 elif is_generator:
                     if arg is not None:
-                        call.setdefault("yields", []).append(self._shown(arg))
+                        call.setdefault("yields", []).append(self._text_of(arg))
                 else:
-                    call["returns"] = self._shown(arg)
-                raised[0] = None
+                    call["returns"] = self._text_of(arg)
+                exception[0] = None
             return step
 
         frame.f_trace_lines = False
@@ -175,11 +175,11 @@ class Book:
         code = frame.f_code
         count = code.co_argcount + code.co_kwonlyargcount
         defaults = self._defaults(frame)
-        shown = []
+        arguments = []
         for name in code.co_varnames[:count]:
             value = frame.f_locals.get(name)
             if name not in defaults or defaults[name] is not value:
-                shown.append([name, self._shown(value)])
+                arguments.append([name, self._text_of(value)])
         place = count
         for flag, stars in ((0x04, "*"), (0x08, "**")):
             if code.co_flags & flag:
@@ -187,24 +187,24 @@ class Book:
                 place += 1
                 value = frame.f_locals.get(name)
                 if value:
-                    shown.append([stars + name, self._shown(value)])
-        return shown
+                    arguments.append([stars + name, self._text_of(value)])
+        return arguments
 
     def _defaults(self, frame):
         """Default values by name, where the function of a frame can be reached by its name."""
         code = frame.f_code
         parts = getattr(code, "co_qualname", code.co_name).split(".")
-        found = frame.f_globals.get(parts[0])
+        function = frame.f_globals.get(parts[0])
         for part in parts[1:]:
-            found = vars(found).get(part) if isinstance(found, type) else None
-        found = getattr(found, "__func__", found)
-        if found is None or getattr(found, "__code__", None) is not code:
+            function = vars(function).get(part) if isinstance(function, type) else None
+        function = getattr(function, "__func__", function)
+        if function is None or getattr(function, "__code__", None) is not code:
             return {}
-        values = found.__defaults__ or ()
+        values = function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
-        return {**dict(zip(names, values, strict=True)), **(found.__kwdefaults__ or {})}
+        return {**dict(zip(names, values, strict=True)), **(function.__kwdefaults__ or {})}
 
-    def _shown(self, value):
+    def _text_of(self, value):
         """A value as text. Its own code may run for that, untraced."""
         self._quiet = True
         tracer = sys.gettrace()
@@ -285,15 +285,15 @@ def run_pytest(book, plan, job):
                 book.outcome(report.nodeid, status)
 
         def pytest_assertrepr_compare(self, config, op, left, right):
-            book.comparison = [op, book._shown(left), book._shown(right)]
+            book.comparison = [op, book._text_of(left), book._text_of(right)]
 
     arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:xdist", "--tb=short"]
     arguments += ["--continue-on-collection-errors", *plan["options"]]
     arguments += ["--collect-only"] * bool(job.get("compiles"))
     files = plan["test_files"]
     if tests is not None:
-        chosen = {each.split("::")[0] for each in tests}
-        files = [each for each in files if each in chosen]
+        files_of_tests = {each.split("::")[0] for each in tests}
+        files = [each for each in files if each in files_of_tests]
     code = pytest.main([*arguments, *files], plugins=[Plugin()])
     if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
         raise RunnerError(code.name)
@@ -311,20 +311,20 @@ class Tree:
 
     def __init__(self, root, pristine):
         self.root, self.pristine = root, pristine
-        self._written = 0
+        self._num_writes = 0
         if not os.path.isdir(pristine):
             shutil.copytree(root, pristine, symlinks=True)
         self.before = self._files()
 
     def _files(self):
-        found = {}
+        facts = {}
         for folder, folders, names in os.walk(self.root):
             folders[:] = [each for each in folders if each != "__pycache__"]
             for name in names:
                 path = os.path.join(folder, name)
                 about = os.lstat(path)
-                found[os.path.relpath(path, self.root)] = (about.st_size, about.st_mtime_ns, about.st_mode)
-        return found
+                facts[os.path.relpath(path, self.root)] = (about.st_size, about.st_mtime_ns, about.st_mode)
+        return facts
 
     def write(self, files):
         for path, text in files.items():
@@ -337,8 +337,8 @@ class Tree:
             with open(target, "w", encoding="utf-8", newline="") as stream:
                 stream.write(text)
             # another time than any compiled file was made for: those know a source by its time and size
-            self._written += 1
-            os.utime(target, (self._written, self._written))
+            self._num_writes += 1
+            os.utime(target, (self._num_writes, self._num_writes))
 
     def put_back(self):
         now = self._files()
@@ -440,8 +440,8 @@ def wait_for(process, seconds):
     began = time.monotonic()
     deadline = began + seconds
     while True:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
+        pid, status = os.waitpid(process, os.WNOHANG)
+        if pid:
             return status
         if time.monotonic() >= deadline:
             deadline = began + seconds + seconds_without_processor(process)
@@ -474,14 +474,14 @@ def warm_up(folder):
 
     empty = os.path.join(folder, "empty")
     os.makedirs(empty, exist_ok=True)
-    kept = os.dup(1)
+    stdout = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     before = os.getcwd()
     os.chdir(empty)
     pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "--rootdir", empty, empty])
     os.chdir(before)
-    os.dup2(kept, 1)
+    os.dup2(stdout, 1)
 
 
 def main():
@@ -490,12 +490,12 @@ def main():
     folder = plan["folder"]
     warm_up(folder)
     tree = Tree(plan["root"], os.path.join(folder, "pristine"))
-    compiled = os.path.join(folder, "compiled")
-    if not os.path.exists(compiled):
+    mark = os.path.join(folder, "compiled")
+    if not os.path.exists(mark):
         # of the project as it is, once for all jobs: else each would compile, and rewrite the asserts of, all
         limits = {name: plan["jobs"][0][name] for name in ("cpu_s", "wall_s", "memory_mb")}
         run_job(plan, {**COMPILE, **limits}, tree, folder)
-        os.mkdir(compiled)
+        os.mkdir(mark)
     with open(os.path.join(folder, "results.jsonl"), "w", encoding="utf-8") as stream:
         for job in plan["jobs"]:
             stream.write(json.dumps({"name": job["name"], **run_job(plan, job, tree, folder)}) + "\n")
