@@ -34,7 +34,7 @@ PARTICIPLES = {
     "engine": 9,
     "gateway": 0,
     "inference": 5,
-    "integrations": 60,
+    "integrations": 3,
     "rewards": 4,
     "sandbox": 2,
     "trainer": 9,

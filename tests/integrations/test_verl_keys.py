@@ -10,7 +10,7 @@ from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.errors import ConfigError
-from rllm.integrations.verl.keys import is_published, translated
+from rllm.integrations.verl.keys import is_published, translate
 from rllm.integrations.verl.tables import FIXED, OF_CRITIC, TRANSLATED
 
 SCRIPT = [
@@ -62,7 +62,7 @@ SCRIPT = [
 
 
 def config_of(*assignments: str, num_tasks: int = 1000) -> TrainConfig:
-    return load_config(translated([*SCRIPT, *assignments], num_tasks))
+    return load_config(translate([*SCRIPT, *assignments], num_tasks))
 
 
 def test_a_published_script_becomes_our_configuration(caplog: pytest.LogCaptureFixture) -> None:
@@ -92,7 +92,7 @@ def test_every_key_of_the_tables_is_known(subtests: pytest.Subtests) -> None:
     for key in [*TRANSLATED, *OF_CRITIC, *FIXED]:
         with subtests.test(key=key):
             with pytest.raises(ConfigError, match="no counterpart") as found:
-                translated([f"{key}x=1"], 10)
+                translate([f"{key}x=1"], 10)
             assert f"`{key}x`" in str(found.value)
 
 
@@ -192,7 +192,7 @@ def test_what_has_no_counterpart_is_refused_by_name(subtests: pytest.Subtests) -
 
 
 def test_what_a_script_leaves_out_is_what_verl_has() -> None:
-    config = load_config(translated(["algorithm.adv_estimator=gae", "trainer.total_epochs=1"], 2048))
+    config = load_config(translate(["algorithm.adv_estimator=gae", "trainer.total_epochs=1"], 2048))
     assert (config.rollout.tasks_per_step, config.algorithm.updates_per_step, config.steps) == (1024, 4, 2)
     critic = config.critic
     assert (critic.trunk, critic.learning_rate, critic.clip) == ("separate", 1e-5, 0.5)
@@ -208,7 +208,7 @@ def test_what_a_script_leaves_out_is_what_verl_has() -> None:
 def test_a_loss_whose_rows_verl_always_averages_is_that(loss: str, caplog: pytest.LogCaptureFixture) -> None:
     script = [each for each in SCRIPT if "clip_ratio" not in each]
     assignments = [*script, f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}"]
-    config = load_config(translated(assignments, 1000))
+    config = load_config(translate(assignments, 1000))
     assert config.algorithm.aggregation == "sequence_mean"
     assert "actor_rollout_ref.actor.loss_agg_mode (of `" in caplog.text
 
@@ -224,7 +224,7 @@ def test_null_is_a_key_that_is_left_out_where_verl_means_that() -> None:
 
 def test_a_section_that_is_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"`data` is 3, .*counterpart"):
-        translated(["data=3", "data.train_batch_size=8"], 64)
+        translate(["data=3", "data.train_batch_size=8"], 64)
 
 
 def test_another_model_for_the_critic_is_refused() -> None:

@@ -87,17 +87,17 @@ def test_a_key_without_counterpart_is_refused_by_its_name(subtests: pytest.Subte
         ("rllm.data.train_batch_size", 4, "`data.train_batch_size`, 2 and `rllm.data.train_batch_size`, 4"),
     ]:
         with subtests.test(key=key, value=value, message=message):
-            from rllm.integrations.tinker.keys import translated
+            from rllm.integrations.tinker.keys import translate
 
             with pytest.raises(ConfigError) as refusal:
-                translated(change(configuration(), key, value), 8)
+                translate(change(configuration(), key, value), 8)
             assert message in str(refusal.value)
 
 
 def test_published_keys_become_ours() -> None:
-    from rllm.integrations.tinker.keys import translated
+    from rllm.integrations.tinker.keys import translate
 
-    ours = translated(
+    ours = translate(
         configuration(
             algorithm={"norm_adv_by_std_in_grpo": False, "eps_clip_high": 0.28, "warmup_steps_ratio": 0.5},
             rollout={"train": {"temperature": 0.8}},
@@ -114,30 +114,30 @@ def test_published_keys_become_ours() -> None:
 
 
 def test_published_asynchronous_training_samples_while_it_learns() -> None:
-    from rllm.integrations.tinker.keys import translated
+    from rllm.integrations.tinker.keys import translate
 
     tree = configuration(async_training={"enable": True, "mini_batch_size": 4, "staleness_threshold": 0.5})
-    ours = translated(tree, 8)
+    ours = translate(tree, 8)
     assert ours["schedule"] == {"kind": "async", "max_staleness": 1}
     assert (ours["rollout"]["tasks_per_step"], ours["inference"]["lockstep"]) == (4, False)
 
 
 def test_every_published_estimator_has_a_key_of_ours() -> None:
-    from rllm.integrations.tinker.keys import translated
+    from rllm.integrations.tinker.keys import translate
     from rllm.published.estimators import PublishedEstimator
 
     for each in PublishedEstimator:
-        ours = translated(configuration(algorithm={"adv_estimator": str(each)}), 8)
+        ours = translate(configuration(algorithm={"adv_estimator": str(each)}), 8)
         assert ours["algorithm"]["estimator"] == each
 
 
 def test_a_composed_tree_is_taken_whole() -> None:
     hydra = pytest.importorskip("hydra")
-    from rllm.integrations.tinker.keys import translated
+    from rllm.integrations.tinker.keys import translate
 
     with hydra.initialize_config_module("rllm.trainer.config", version_base=None):
         tree = hydra.compose("unified", ["rllm/backend=tinker", "training.group_size=4"])
-    ours = translated(tree, 64)
+    ours = translate(tree, 64)
     assert ours["rollout"]["group_size"] == 4
     assert ours["steps"] == 20
 
@@ -190,11 +190,11 @@ def test_the_directory_of_trees_has_those_of_an_installed_verl(
 def test_the_tree_of_tinkers_own_trainer_is_translated() -> None:
     import yaml
 
-    from rllm.integrations.tinker.keys import translated
+    from rllm.integrations.tinker.keys import translate
     from rllm.published import config_files
 
     text = (Path(config_files.__file__).parent / "config" / "tinker_rl_trainer.yaml").read_text()
-    ours = translated({key: value for key, value in yaml.safe_load(text).items() if key != "hydra"}, 64)
+    ours = translate({key: value for key, value in yaml.safe_load(text).items() if key != "hydra"}, 64)
     assert ours["rollout"]["group_size"] == 16
     assert ours["algorithm"]["estimator"] == "dr_grpo"
     assert ours["steps"] == 20

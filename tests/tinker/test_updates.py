@@ -19,7 +19,7 @@ from rllm.algorithms.losses import ImitationLoss, Loss, PolicyLoss
 from rllm.algorithms.surrogates import ClippedRatio, ClippedWeight, ImportanceRatio, PolicyGradient
 from rllm.config.loader import load_config
 from rllm.config.optimizer import OptimizerConfig
-from rllm.integrations.tinker.backend import TINKER, TinkerBackend, merged
+from rllm.integrations.tinker.backend import TINKER, TinkerBackend, merge
 from rllm.models.directory import describe_model, load_model
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
@@ -69,7 +69,7 @@ def backend_of(model: Path) -> TinkerBackend:
 def same_adapter_here(theirs: TinkerBackend, model: Path, directory: Path) -> TorchBackend:
     for name, content in theirs.service.adapter_files(theirs.service.keep_sampler("start")).items():
         (directory / name).write_bytes(content)
-    return TorchBackend(merged(model, directory).model, publish=lambda version: None, config=OPTIMIZER)
+    return TorchBackend(merge(model, directory).model, publish=lambda version: None, config=OPTIMIZER)
 
 
 def trained(samples: list[TrainingSample], scores: Any) -> np.ndarray:

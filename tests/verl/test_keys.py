@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from rllm.config.loader import load_config
 from rllm.errors import ConfigError
 from rllm.integrations.verl.composed import is_composed
-from rllm.integrations.verl.keys import is_published, translated
+from rllm.integrations.verl.keys import is_published, translate
 from rllm.integrations.verl.tables import FIXED, OF_CRITIC, PUBLISHED_DEFAULTS, TOGETHER, TRANSLATED
 from rllm.integrations.verl.trees import leaves, nested
 
@@ -53,14 +53,14 @@ def test_what_hydra_composes_is_what_the_script_sets(resolve: bool) -> None:
     if resolve:
         config = OmegaConf.to_container(config, resolve=True)
     assert is_published(config)
-    assert translated(config, 64) == translated(list(SCRIPT), 64)
+    assert translate(config, 64) == translate(list(SCRIPT), 64)
 
 
 def test_a_composed_key_without_a_counterpart_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"`actor_rollout_ref\.actor\.entropy_coeff` is 0\.01"):
-        translated(composed("actor_rollout_ref.actor.entropy_coeff=0.01"), 64)
+        translate(composed("actor_rollout_ref.actor.entropy_coeff=0.01"), 64)
     with pytest.raises(ConfigError, match=r"`algorithm\.use_pf_ppo` is True, .*counterpart"):
-        translated(composed("algorithm.use_pf_ppo=true"), 64)
+        translate(composed("algorithm.use_pf_ppo=true"), 64)
 
 
 @pytest.mark.parametrize("loss", ["vanilla", "gspo", "kl_cov", "sapo"])
@@ -79,8 +79,8 @@ def test_what_is_left_out_means_what_verl_says_of_it(loss: str, estimator: str) 
     keys = {*TRANSLATED, *OF_CRITIC, *FIXED, *TOGETHER} - refused - _OURS
     defaults = {key: value for key, value in verls_values().items() if key in keys}
     assert len(defaults) > 30
-    explicit = load_config(translated(nested({**defaults, **script}), 2048))
-    ours = load_config(translated(nested(script), 2048))
+    explicit = load_config(translate(nested({**defaults, **script}), 2048))
+    ours = load_config(translate(nested(script), 2048))
     for name in ("gradient_checkpointing", "micro_batch_tokens"):  # no number depends on them
         setattr(explicit.optimizer, name, getattr(ours.optimizer, name))
     assert explicit == ours
@@ -115,4 +115,4 @@ def test_what_published_scripts_compose_beside_verls_own_keys_was_not_chosen(res
     if resolve:
         published = OmegaConf.to_container(published, resolve=True)
     assert is_composed(published)
-    assert translated(published, 64) == translated([*SCRIPT, "rllm.agent.max_steps=3"], 64)
+    assert translate(published, 64) == translate([*SCRIPT, "rllm.agent.max_steps=3"], 64)

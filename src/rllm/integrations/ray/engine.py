@@ -91,13 +91,15 @@ class RayEngine:
         Raises ClusterError where no worker is left to play them.
         """
         tasks = task_list(tasks)
-        named = [with_id(task, place) for place, task in enumerate(tasks)]
-        attempts_at(named, 1)  # refuses two tasks of one id, which may be in two leases
-        leases = Leases(named, group_size=group_size, size=self._tasks_per_lease(group_size), skip=skip)
+        tasks_with_ids = [with_id(task, place) for place, task in enumerate(tasks)]
+        attempts_at(tasks_with_ids, 1)  # refuses two tasks of one id, which may be in two leases
+        leases = Leases(
+            tasks_with_ids, group_size=group_size, size=self._tasks_per_lease(group_size), skip=skip
+        )
         await self._pool.refresh_weights()
-        unsettled = leases.num_episodes
-        self._counts.submitted += unsettled
-        self._counts.in_flight += unsettled
+        num_open = leases.num_episodes
+        self._counts.submitted += num_open
+        self._counts.in_flight += num_open
         playing: Playing = {}
         wave = step_of(purpose), leases
         bisect.insort(self._waves, wave, key=lambda each: each[0])
@@ -111,14 +113,14 @@ class RayEngine:
         try:
             while leases.are_open:
                 await self._hand_out(leases, playing, call)
-                for lease, played in await self._returned(leases, playing):
-                    unsettled -= lease.num_episodes
-                    self._settle(played.counts)
-                    for row, steps in played.episodes:
+                for lease, result in await self._leases_back(leases, playing):
+                    num_open -= lease.num_episodes
+                    self._settle(result.counts)
+                    for row, steps in result.episodes:
                         yield decode_episode(EpisodeRow(*row), (StepRow(*step) for step in steps))
         finally:
             self._waves.remove(wave)
-            self._counts.settle(Outcome.CANCELLED, unsettled)
+            self._counts.settle(Outcome.CANCELLED, num_open)
             if playing:
                 await self._stop(playing)
 
@@ -140,9 +142,9 @@ class RayEngine:
         now = time.perf_counter()
         spent_s, self._since_s = now - self._since_s, now
         pool, values = self._pool, dict[str, float | str]()
-        played = [each for each in pool.ready if each.lease_s]
-        if played:
-            values["cluster.slowest"] = min(played, key=lambda each: each.num_tokens / each.lease_s).name
+        workers = [each for each in pool.ready if each.lease_s]
+        if workers:
+            values["cluster.slowest"] = min(workers, key=lambda each: each.num_tokens / each.lease_s).name
         for worker in pool.ready:
             worker.note_time()
             share = min(1.0, worker.busy_s / spent_s)
@@ -174,26 +176,26 @@ class RayEngine:
             task.add_done_callback(partial(_note_end, worker))
             self._playing[task] = playing[task] = play
 
-    async def _returned(self, leases: Leases, playing: Playing) -> list[tuple[Lease, PlayedLease]]:
+    async def _leases_back(self, leases: Leases, playing: Playing) -> list[tuple[Lease, PlayedLease]]:
         """The leases that have come back after at most a moment; those whose workers have ended are given
         back."""
-        returned: list[tuple[Lease, PlayedLease]] = []
+        leases_back: list[tuple[Lease, PlayedLease]] = []
         for task in await self._wait(playing):
             play = playing.pop(task)
             del self._playing[task]
             worker, lease = play.worker, play.lease
             try:
-                played = task.result()
+                result = task.result()
             except WorkerEnded as error:
                 self._pool.lose(worker)
-                ended = f"{worker.name} on {worker.host} ended ({error})."
-                leases.give_back(lease, ended if play.has_begun else "")
+                end_text = f"{worker.name} on {worker.host} ended ({error})."
+                leases.give_back(lease, end_text if play.has_begun else "")
                 continue
-            leases.finish(lease, len(played.episodes))
-            worker.lease_s += played.busy_s
-            worker.num_tokens += played.num_tokens
-            returned.append((lease, played))
-        return returned
+            leases.finish(lease, len(result.episodes))
+            worker.lease_s += result.busy_s
+            worker.num_tokens += result.num_tokens
+            leases_back.append((lease, result))
+        return leases_back
 
     async def _wait(self, playing: Playing) -> "set[asyncio.Task[PlayedLease]]":
         """Until a lease is back, a worker or server has begun or ended, or LOOK_EVERY_S is over; returns the

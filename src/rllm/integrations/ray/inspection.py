@@ -123,8 +123,8 @@ def _ask(probe: Callable[[], Any], start: Any, node: NodeReport, report: Cluster
         )
 
 
-def _probe(shared: str) -> Probe:
-    return Probe(machine=this_machine(), sees_directory=os.path.exists(shared))
+def _probe(path: str) -> Probe:
+    return Probe(machine=this_machine(), sees_directory=os.path.exists(path))
 
 
 def _broadcast(alive: list[dict[str, Any]], report: ClusterReport, megabytes: int) -> None:

@@ -31,7 +31,7 @@ class WorkerJob:
     places: Mapping[str, str]
     """policy -> the directory of its initial model, as its files are named."""
 
-    def placed(self, directory: Path) -> TrainConfig:
+    def config_in(self, directory: Path) -> TrainConfig:
         """The configuration with the models where this worker has them, in `directory`."""
         config, paths = self.config, {name: str(directory / place) for name, place in self.places.items()}
         return replace(

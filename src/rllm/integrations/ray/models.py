@@ -38,11 +38,11 @@ class HeldModels:
 
     def __init__(self, job: WorkerJob, files: Files, directory: Path) -> None:
         write_files(files, directory)
-        models = load_initial_models(job.placed(directory), directory)
+        models = load_initial_models(job.config_in(directory), directory)
         for path in directory.rglob("*.safetensors"):  # what is read later is the tokenizer
             path.unlink()
         self.clients: dict[str, LocalClient] = {
-            name: make_client(job.config, loaded) for name, loaded in models.items()
+            name: make_client(job.config, model) for name, model in models.items()
         }
         policies = job.config.named_policies
         self._learning = {name: each.model for name, each in models.items() if policies[name].trainable}

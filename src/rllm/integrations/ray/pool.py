@@ -363,16 +363,16 @@ def require_room(job: RolloutJob) -> None:
     """Raises ConfigError where a node's object store cannot hold what a run puts there at one time: the
     initial models and two versions of the weights."""
     files = sum(path.stat().st_size for path, _ in _model_files(_model_directories(job)))
-    needed = files + 2 * num_bytes(job.learning_models())
+    min_size = files + 2 * num_bytes(job.learning_models())
     for node in ray.nodes():
         size = node["Resources"].get("object_store_memory", 0.0)
-        if node["Alive"] and needed > size:
+        if node["Alive"] and min_size > size:
             mend = "start it with a larger --object-store-memory"
             if not job.config.cluster.address:
-                mend = f"set `cluster.object_store_mb` above {needed / MEGABYTE:.0f}"
+                mend = f"set `cluster.object_store_mb` above {min_size / MEGABYTE:.0f}"
             raise ConfigError(
                 f"The object store of node {node['NodeManagerAddress']} has {size / MEGABYTE:,.0f} MB, and "
-                f"the initial models with two versions of the weights take {needed / MEGABYTE:,.0f} MB; "
+                f"the initial models with two versions of the weights take {min_size / MEGABYTE:,.0f} MB; "
                 f"{mend}."
             )
 

@@ -15,8 +15,8 @@ def scratch_directory() -> Path:
         if _is_left_behind(path):
             shutil.rmtree(path, ignore_errors=True)
     path = Path(tempfile.mkdtemp(prefix=PREFIX))
-    held = os.open(path / f"{LOCK}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(held, fcntl.LOCK_EX)  # until the process ends
+    descriptor = os.open(path / f"{LOCK}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the process ends
     os.rename(path / f"{LOCK}.new", path / LOCK)
     return path
 

@@ -41,10 +41,10 @@ def require_installed() -> None:
     """Raises MissingExtraError, or ConfigError for a version that was never tried. Imports nothing."""
     if util.find_spec("ray") is None:
         raise MissingExtraError("ray", "ray")
-    installed = metadata.version("ray")
-    if not OLDEST <= tuple(int(part) for part in installed.split(".")[:2]) < BEYOND:
+    version = metadata.version("ray")
+    if not OLDEST <= tuple(int(part) for part in version.split(".")[:2]) < BEYOND:
         raise ConfigError(
-            f"ray {installed} is installed, and rollout workers were tried with 2.60 alone; run: "
+            f"ray {version} is installed, and rollout workers were tried with 2.60 alone; run: "
             "pip install 'rllm[ray]'"
         )
 
@@ -178,11 +178,11 @@ def _own_stdout() -> Iterator[None]:
 @contextmanager
 def _outside_of_ranks() -> Iterator[None]:
     """Processes that are started here inherit the environment, and are no ranks of the run."""
-    hidden = {name: os.environ.pop(name) for name in SET_BY_LAUNCHER if name in os.environ}
+    rank_variables = {name: os.environ.pop(name) for name in SET_BY_LAUNCHER if name in os.environ}
     try:
         yield
     finally:
-        os.environ.update(hidden)
+        os.environ.update(rank_variables)
 
 
 @contextmanager

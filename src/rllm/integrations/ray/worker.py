@@ -167,7 +167,7 @@ class RolloutWorker:
             self._models.drop_caches()
         if self._servers is not None:
             self._servers.policy_versions = call.policy_versions
-        before, started_s = _copied(engine.counts), time.perf_counter()
+        before, started_s = _copy_of(engine.counts), time.perf_counter()
         rows: list[tuple[tuple[Any, ...], list[tuple[Any, ...]]]] = []
         num_tokens = 0
         run = engine.run(
@@ -199,7 +199,7 @@ class RolloutWorker:
             self._playing[number].cancel()
 
 
-def _copied(counts: EpisodeCounts) -> EpisodeCounts:
+def _copy_of(counts: EpisodeCounts) -> EpisodeCounts:
     return replace(counts, by_outcome=dict(counts.by_outcome))
 
 

@@ -22,7 +22,7 @@ from rllm.config.schema import TrainConfig
 from rllm.errors import CheckpointError, ConfigError, InferenceError, ModelDirectoryError, NumericsError
 from rllm.files.atomic import write_directory_atomic
 from rllm.integrations.tinker.client import TinkerClient
-from rllm.integrations.tinker.keys import is_published, translated
+from rllm.integrations.tinker.keys import is_published, translate
 from rllm.integrations.tinker.requirements import SUPPORTS, require_supported
 from rllm.integrations.tinker.service import Service, require_client
 from rllm.integrations.tinker.tokenizers import require_same_tokenizer
@@ -163,7 +163,7 @@ class TinkerKind:
 
     def translated(self, config: Any, num_tasks: int) -> Any:
         """See `BackendKind.translated`."""
-        return translated(config, num_tasks) if is_published(config) else config
+        return translate(config, num_tasks) if is_published(config) else config
 
     def require(self, config: TrainConfig) -> None:
         """See `BackendKind.require`."""
@@ -181,36 +181,36 @@ class TinkerKind:
         self.require(config)
         directory, seed = Path(config.model.path), draw_seed(config.seed, "adapter", "policy")
         service = Service(os.environ["TINKER_BASE_URL"])
-        loaded = describe_model(directory, model=service)
+        policy_model = describe_model(directory, model=service)
         try:
-            served = service.choose_base_model(config.model.path)
+            base_model = service.choose_base_model(config.model.path)
             service.create_adapter(config.lora.rank, seed)
             theirs = service.tokenizer()
         except InferenceError as error:  # nothing has begun
             raise ConfigError(str(error)) from error
-        require_same_tokenizer(loaded.tokenizer, theirs, directory, served)
-        return loaded
+        require_same_tokenizer(policy_model.tokenizer, theirs, directory, base_model)
+        return policy_model
 
-    def client(self, config: TrainConfig, loaded: LoadedModel) -> TinkerClient:
+    def client(self, config: TrainConfig, policy_model: LoadedModel) -> TinkerClient:
         """The client that samples from it."""
-        return TinkerClient(loaded, max_context=config.inference.max_context)
+        return TinkerClient(policy_model, max_context=config.inference.max_context)
 
     def policy(
-        self, config: TrainConfig, loaded: LoadedModel, publish: Callable[[int], None]
+        self, config: TrainConfig, policy_model: LoadedModel, publish: Callable[[int], None]
     ) -> TinkerBackend:
         """See `BackendKind.policy`."""
-        dtype = str(loaded.config.get("dtype") or loaded.config.get("torch_dtype") or "")
+        dtype = str(policy_model.config.get("dtype") or policy_model.config.get("torch_dtype") or "")
         return TinkerBackend(
-            loaded.model, config=config.optimizer, is_half=dtype != "float32", publish=publish
+            policy_model.model, config=config.optimizer, is_half=dtype != "float32", publish=publish
         )
 
-    def critic(self, config: TrainConfig, loaded: LoadedModel) -> Any:
+    def critic(self, config: TrainConfig, policy_model: LoadedModel) -> Any:
         raise ConfigError("A Tinker service trains no critic; choose an estimator without, such as grpo.")
 
-    def save(self, loaded: LoadedModel, model: Path, adapter: Path) -> None:
+    def save(self, policy_model: LoadedModel, model: Path, adapter: Path) -> None:
         """The adapter, with where it is in the service, and the model with the adapter merged into it, where
         the weights that it belongs to are here."""
-        service: Service = loaded.model
+        service: Service = policy_model.model
         path = service.keep_sampler("model")
         where = {
             "base_url": service.base_url,
@@ -225,14 +225,14 @@ class TinkerKind:
                 (directory / name).write_bytes(content)
 
         write_directory_atomic(adapter, fill)
-        if any(loaded.directory.glob("*.safetensors")):
+        if any(policy_model.directory.glob("*.safetensors")):
             try:
-                save_model(merged(loaded.directory, adapter), model)
+                save_model(merge(policy_model.directory, adapter), model)
             except ModelDirectoryError as error:
                 log.warning("%s is whole, but not merged into %s: %s", adapter, model, error)
 
 
-def merged(directory: Path, adapter: Path) -> LoadedModel:
+def merge(directory: Path, adapter: Path) -> LoadedModel:
     """The model in `directory` with an adapter in peft's format."""
     rank = json.loads((adapter / "adapter_config.json").read_text())["r"]
     model = with_adapter(load_model(directory), LoraConfig(rank=rank), 0)

@@ -21,11 +21,11 @@ class TinkerClient(ModelClient):
     """A `ModelClient` and a `TokenClient`. A call samples from the weights that were published when it began,
     to its end."""
 
-    def __init__(self, loaded: LoadedModel, *, max_context: int) -> None:
-        self.loaded = loaded
-        self.renderer = ChatRenderer(loaded.tokenizer)
-        self.end_token_ids = frozenset(loaded.end_token_ids)
-        self._service: Service = loaded.model
+    def __init__(self, policy_model: LoadedModel, *, max_context: int) -> None:
+        self.policy_model = policy_model
+        self.renderer = ChatRenderer(policy_model.tokenizer)
+        self.end_token_ids = frozenset(policy_model.end_token_ids)
+        self._service: Service = policy_model.model
         self._max_context = max_context
         self._policy_version = 0
 
@@ -60,7 +60,7 @@ class TinkerClient(ModelClient):
                 f"The prompt has {len(prompt_ids)} tokens and the context holds {self._max_context}, so no "
                 "token fits behind it; raise `inference.max_context` or end the conversation earlier."
             )
-        started, version, sampler = time.perf_counter(), self._policy_version, self._service.sampler
+        began_at, version, sampler = time.perf_counter(), self._policy_version, self._service.sampler
         ids, logprobs, has_stopped = await self._service.sample(
             sampler,
             prompt_ids,
@@ -72,7 +72,7 @@ class TinkerClient(ModelClient):
             seed=sampling.seed,
         )
         self._require_whole(ids, logprobs, has_stopped, sampling)
-        text = self.loaded.tokenizer.decode(ids)
+        text = self.policy_model.tokenizer.decode(ids)
         if on_piece is not None:
             on_piece(TokenPiece(text=text, token_ids=ids, logprobs=logprobs))
         return ModelOutput(
@@ -85,7 +85,7 @@ class TinkerClient(ModelClient):
             policy_versions=[version] * len(ids),
             finish_reason=FinishReason.STOP if has_stopped else FinishReason.LENGTH,
             usage={"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids), "cached_tokens": 0},
-            latency_s=time.perf_counter() - started,
+            latency_s=time.perf_counter() - began_at,
         )
 
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
@@ -118,7 +118,7 @@ class TinkerClient(ModelClient):
         if has_stopped and ids[-1] not in self.end_token_ids.union(sampling.stop_token_ids):
             raise InferenceError(
                 f"The Tinker service at {url} stopped behind token {ids[-1]}, which ends no answer of the "
-                f"model in {self.loaded.directory} ({sorted(self.end_token_ids)})."
+                f"model in {self.policy_model.directory} ({sorted(self.end_token_ids)})."
             )
 
 

@@ -49,7 +49,7 @@ def is_published(config: Any) -> bool:
     return False
 
 
-def translated(config: Any, num_tasks: int) -> dict[str, Any]:
+def translate(config: Any, num_tasks: int) -> dict[str, Any]:
     """Our configuration, for `num_tasks` training tasks.
 
     Raises ConfigError for the first key that has no counterpart, or whose value has none.
@@ -70,26 +70,26 @@ def translated(config: Any, num_tasks: int) -> dict[str, Any]:
 def _require_known(settings: Mapping[str, Any]) -> None:
     """Raises ConfigError for a key of no table, and for one of FIXED with another value."""
     translated_keys = {source.key for sources in TRANSLATED.values() for source in sources}
-    changed: list[str] = []
+    keys_without_effect: list[str] = []
     for key, value in settings.items():
         if key in translated_keys or key in TOGETHER or any(fnmatch(key, each) for each in SILENT):
             continue
         if key in FIXED:
-            accepted, reason = FIXED[key]
-            if value not in accepted:
-                raise ConfigError(f"`{key}` is {value!r}, and only {accepted[0]!r} is honoured: {reason}.")
+            true_values, reason = FIXED[key]
+            if value not in true_values:
+                raise ConfigError(f"`{key}` is {value!r}, and only {true_values[0]!r} is honoured: {reason}.")
         elif (pattern := next((each for each in WITHOUT_EFFECT if fnmatch(key, each)), None)) is not None:
             if value not in WITHOUT_EFFECT[pattern] and value not in (None, _MISSING):
-                changed.append(key)
+                keys_without_effect.append(key)
         else:
             nearest = difflib.get_close_matches(key, [*translated_keys, *TOGETHER, *FIXED], n=1, cutoff=0.75)
             hint = f"Did you mean `{nearest[0]}`?" if nearest else "Leave it out."
             raise ConfigError(f"`{key}` is {value!r}, which has no counterpart here: {hint}")
-    if changed:
+    if keys_without_effect:
         log.warning(
             "Without effect here, where one process samples and trains and the run's own files keep the "
             "record: %s.",
-            ", ".join(changed),
+            ", ".join(keys_without_effect),
         )
 
 
@@ -100,8 +100,8 @@ def _value(name: str, sources: tuple[KeySource, ...], settings: Mapping[str, Any
         for each in sources
         if each.key in settings and settings[each.key] not in (None, _MISSING)
     ]
-    changed = [(each, value) for each, value in present if value != each.default]
-    read = [(each.key, _read(each, value)) for each, value in changed or present[:1]]
+    own_values = [(each, value) for each, value in present if value != each.default]
+    read = [(each.key, _read(each, value)) for each, value in own_values or present[:1]]
     values = {value for _, value in read}
     if len(values) > 1:
         both = " and ".join(f"`{key}`, {value!r}" for key, value in read)
@@ -140,11 +140,11 @@ def _derive(ours: dict[str, Any], settings: Mapping[str, Any], num_tasks: int) -
 def _derive_schedule(ours: dict[str, Any], settings: Mapping[str, Any]) -> None:
     """Add the schedule of a run that samples while it learns: its batches, and how far sampling is ahead."""
     readers = dict(zip(ASYNC_DEFAULTS, (switch, whole(1), number), strict=True))
-    enabled, batch, staleness = (
+    is_async, batch, staleness = (
         _read(KeySource(key, default, readers[key]), settings.get(key, default))
         for key, default in ASYNC_DEFAULTS.items()
     )
-    if enabled:
+    if is_async:
         ours |= {
             "schedule.kind": "async",
             "schedule.max_staleness": math.ceil(staleness),
@@ -152,11 +152,11 @@ def _derive_schedule(ours: dict[str, Any], settings: Mapping[str, Any]) -> None:
             "rollout.tasks_per_step": batch,
         }
         return
-    changed = [key for key, default in ASYNC_DEFAULTS.items() if settings.get(key, default) != default]
-    if changed:
+    own_keys = [key for key, default in ASYNC_DEFAULTS.items() if settings.get(key, default) != default]
+    if own_keys:
         raise ConfigError(
-            f"`{changed[0]}` is {settings[changed[0]]!r} and `rllm.async_training.enable` is not true, so it "
-            "says nothing; set that to true, or leave this out."
+            f"`{own_keys[0]}` is {settings[own_keys[0]]!r} and `rllm.async_training.enable` is not true, so "
+            "it says nothing; set that to true, or leave this out."
         )
 
 

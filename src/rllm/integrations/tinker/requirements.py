@@ -55,23 +55,23 @@ def require_supported(config: TrainConfig) -> None:
             "without --nproc or torchrun."
         )
     if config.distill.teacher:
-        raise _refused("distill.teacher", config.distill.teacher, "teachers score on torch; leave it empty")
+        raise _refusal("distill.teacher", config.distill.teacher, "teachers score on torch; leave it empty")
 
 
 def _require_one_adapter(config: TrainConfig) -> None:
     if len(config.policies) > 1:
-        raise _refused("policies", list(config.policies), "a run has one adapter there; leave them out")
+        raise _refusal("policies", list(config.policies), "a run has one adapter there; leave them out")
     if config.model.path.partition(":")[0] == "builtin":
-        raise _refused(
+        raise _refusal(
             "model.path",
             config.model.path,
             "the service trains a model that it serves; give the directory with that model's tokenizer",
         )
     if config.policies and next(iter(config.policies.values())) != PolicyConfig():
         key = f"policies.{next(iter(config.policies))}"
-        raise _refused(key, "set", "say it in [model], [lora] and [optimizer]")
+        raise _refusal(key, "set", "say it in [model], [lora] and [optimizer]")
     if not config.lora.rank:
-        raise _refused(
+        raise _refusal(
             "lora.rank",
             config.lora.rank,
             "it trains adapters and never the weights themselves; set it to 1 or more, such as 32 "
@@ -81,18 +81,18 @@ def _require_one_adapter(config: TrainConfig) -> None:
 
 def _require_algorithm(algorithm: AlgorithmConfig) -> None:
     if algorithm.loss not in LOSSES:
-        raise _refused("algorithm.loss", algorithm.loss, choices_of(algorithm.loss, LOSSES))
+        raise _refusal("algorithm.loss", algorithm.loss, choices_of(algorithm.loss, LOSSES))
     default = AlgorithmConfig()
     for each in fields(algorithm):
         value = getattr(algorithm, each.name)
         if each.name in _OF_ALGORITHM and value != getattr(default, each.name):
-            raise _refused(f"algorithm.{each.name}", value, _OF_ALGORITHM[each.name])
+            raise _refusal(f"algorithm.{each.name}", value, _OF_ALGORITHM[each.name])
 
 
 def _require_no_critic(config: TrainConfig) -> None:
     for key, estimator in estimator_keys(config.algorithm, config.roles).items():
         if estimator in WITH_CRITIC:
-            raise _refused(key, estimator, "it trains no critic; choose one without, such as grpo")
+            raise _refusal(key, estimator, "it trains no critic; choose one without, such as grpo")
 
 
 def _require_plain_sampling(config: TrainConfig) -> None:
@@ -105,8 +105,8 @@ def _require_plain_sampling(config: TrainConfig) -> None:
     }
     for key, value in temperatures.items():
         if value not in (0.0, 1.0):
-            raise _refused(key, value, "it trains the policy at temperature 1; set it to 1")
+            raise _refusal(key, value, "it trains the policy at temperature 1; set it to 1")
 
 
-def _refused(key: str, value: object, why: str) -> ConfigError:
+def _refusal(key: str, value: object, why: str) -> ConfigError:
     return ConfigError(f"`{key}` is {value!r}, which a Tinker service cannot honour: {why}.")

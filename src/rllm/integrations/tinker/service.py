@@ -109,7 +109,7 @@ class Service:
 
     def choose_base_model(self, path: str) -> str:
         """The model that it serves under the name of the directory `path`. Raises ConfigError."""
-        with self._named("list its models"):
+        with self._errors_named("list its models"):
             answer = self._wait(_in_thread(self._client.get_server_capabilities))
         names = [each.model_name for each in answer.supported_models if each.model_name]
         name = Path(path).name
@@ -126,7 +126,7 @@ class Service:
         """A new adapter, which changes nothing yet."""
         # An output layer that is the embedding as well has no adapter at some servers; sampler and trainer
         # agree on it either way.
-        with self._named(f"create an adapter of rank {rank}"):
+        with self._errors_named(f"create an adapter of rank {rank}"):
             self._training = self._wait(
                 _in_thread(
                     lambda: self._client.create_lora_training_client(
@@ -137,21 +137,21 @@ class Service:
 
     def tokenizer(self) -> Any:
         """The tokenizer of transformers that the service names for its model."""
-        with self._named("name its tokenizer"):
+        with self._errors_named("name its tokenizer"):
             return self._wait(_in_thread(self._training.get_tokenizer))
 
     # ---- training --------------------------------------------------------------------------------------
 
     def forward(self, rows: Sequence[tuple[Sequence[int], Arrays]]) -> list[NDArray[np.float64]]:
         """Log-probability of each target of each (ids, arrays)."""
-        with self._named("score rows"):
+        with self._errors_named("score rows"):
             return self._logprobs(self._wait(self._training.forward(_data(rows), "cross_entropy")), rows)
 
     def forward_backward(
         self, rows: Sequence[tuple[Sequence[int], Arrays]], loss: ServiceLoss
     ) -> list[NDArray[np.float64]]:
         """Add to the gradient; log-probability of each target under the weights as they are."""
-        with self._named(f"compute gradients of `{loss.name}`"):
+        with self._errors_named(f"compute gradients of `{loss.name}`"):
             future = self._training.forward_backward(_data(rows), loss.name, loss.bounds or None)
             return self._logprobs(self._wait(future), rows)
 
@@ -175,7 +175,7 @@ class Service:
     def save_state(self, name: str) -> str:
         """Keep weights and moments in the service; where, as a `tinker://` path."""
         self._num_saved += 1  # a name is given once
-        with self._named("save its state"):
+        with self._errors_named("save its state"):
             return self._wait(self._training.save_state(f"{name}-{self._num_saved}")).path
 
     def load_state(self, path: str) -> None:
@@ -185,13 +185,13 @@ class Service:
     def keep_sampler(self, name: str) -> str:
         """Keep the weights in the service for sampling; where."""
         self._num_saved += 1
-        with self._named("keep its weights"):
+        with self._errors_named("keep its weights"):
             return self._wait(self._training.save_weights_for_sampler(f"{name}-{self._num_saved}")).path
 
     def adapter_files(self, path: str) -> dict[str, bytes]:
         """The files that `keep_sampler` kept at `path`, in peft's format, by name."""
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
-        with self._named(f"hand out {path}"):
+        with self._errors_named(f"hand out {path}"):
             rest = self._client.create_rest_client()
             answer = self._wait(_in_thread(lambda: rest.get_checkpoint_archive_url(run, checkpoint).result()))
             with urllib.request.urlopen(answer.url, timeout=GONE_AFTER_S) as download:
@@ -201,17 +201,17 @@ class Service:
 
     def publish(self) -> None:
         """`sampler` samples from the weights as they are."""
-        with self._named("publish weights"):
+        with self._errors_named("publish weights"):
             self.sampler = self._wait(_in_thread(self._training.save_weights_and_get_sampling_client))
 
     def _load(self, path: str, *, with_optimizer: bool) -> None:
         training = self._training
         load = training.load_state_with_optimizer if with_optimizer else training.load_state
-        with self._named(f"load {path}"):
+        with self._errors_named(f"load {path}"):
             self._wait(load(path))
 
     def _optim_step(self, **settings: float) -> dict[str, float]:
-        with self._named("step its optimizer"):
+        with self._errors_named("step its optimizer"):
             answer = self._wait(
                 self._training.optim_step(_library().types.AdamParams(eps=_ADAM_EPS, **settings))
             )
@@ -238,7 +238,7 @@ class Service:
         params = _library().types.SamplingParams(
             stop=list(stop), **{**settings, "seed": settings["seed"] % _SEEDS}
         )
-        with self._named("sample"):
+        with self._errors_named("sample"):
             answer = await self._answer(sampler.sample(_model_input(prompt_ids), 1, params))
             (sequence,) = answer.sequences
             return list(sequence.tokens), list(sequence.logprobs or ()), sequence.stop_reason == "stop"
@@ -246,7 +246,7 @@ class Service:
     async def prompt_logprobs(self, ids: Sequence[int]) -> list[float | None]:
         """The log-probability of each id after those before it, under the published weights. Some servers
         leave out the first, which nothing comes before."""
-        with self._named("score a prompt"):
+        with self._errors_named("score a prompt"):
             logprobs = await self._answer(self.sampler.compute_logprobs(_model_input(ids)))
         return [None, *logprobs] if len(logprobs) == len(ids) - 1 else list(logprobs)
 
@@ -317,7 +317,7 @@ class Service:
         return ServerFacts(row_means=not clips, clips_gradients=clips)
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
+    def _errors_named(self, what: str) -> Iterator[None]:
         """Errors of the client as one sentence."""
         try:
             yield

@@ -22,7 +22,7 @@ TEXTS = (
 )
 
 
-def require_same_tokenizer(ours: HuggingFaceTokenizer, theirs: Any, directory: Path, served: str) -> None:
+def require_same_tokenizer(ours: HuggingFaceTokenizer, theirs: Any, directory: Path, base_model: str) -> None:
     """Raises ConfigError that names the first text, or token, of which the two say different ids.
 
     `theirs` is a tokenizer of transformers.
@@ -36,7 +36,7 @@ def require_same_tokenizer(ours: HuggingFaceTokenizer, theirs: Any, directory: P
                 min(len(mine), len(other)),
             )
             raise ConfigError(
-                f"`model.path` is {directory}, whose tokenizer differs from that of `{served}` at the "
+                f"`model.path` is {directory}, whose tokenizer differs from that of `{base_model}` at the "
                 f"service: of {text!r:.60} the token at place {place} is {_at(mine, place)} here and "
                 f"{_at(other, place)} there. Give the directory of the model that is served."
             )

@@ -17,7 +17,7 @@ _ERRORS: ContextVar[list[tuple[str, Exception]]] = ContextVar("scorer_errors")
 
 def watch_rubric(rubric: Any) -> None:
     """Wrap every reward function of a rubric, of those in it and of the environments that it chooses from."""
-    rubric.funcs = [_watched(function) for function in rubric.funcs]
+    rubric.funcs = [_with_notes(function) for function in rubric.funcs]
     for each in getattr(rubric, "rubrics", ()):
         watch_rubric(each)
     for environment in getattr(rubric, "env_map", {}).values():
@@ -39,26 +39,26 @@ async def score(rubric: Any, state: Any) -> None:
         raise RewardError(f"The reward function {name} failed: {error!r:.500}") from error
 
 
-def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_notes(function: Callable[..., Any]) -> Callable[..., Any]:
     name = getattr(function, "__name__", repr(function))
 
     def note(error: Exception) -> None:
         _ERRORS.get([]).append((name, error))
 
-    def checked(value: Any) -> Any:
+    def check(value: Any) -> Any:
         try:
             return finite_number(value, f"{name} returned", "the reward")
         except RewardError as error:
             note(error)
             raise
 
-    async def awaited(result: Any) -> Any:
+    async def check_later(result: Any) -> Any:
         try:
             value = await result
         except Exception as error:
             note(error)
             raise
-        return checked(value)
+        return check(value)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -67,6 +67,6 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             note(error)
             raise
-        return awaited(result) if inspect.isawaitable(result) else checked(result)
+        return check_later(result) if inspect.isawaitable(result) else check(result)
 
     return call

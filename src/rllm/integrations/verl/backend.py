@@ -43,10 +43,10 @@ _OPTIONAL = {
 class _Updates:
     """The updates of a policy or a critic."""
 
-    def __init__(self, config: TrainConfig, loaded: LoadedModel, model_type: str) -> None:
+    def __init__(self, config: TrainConfig, policy_model: LoadedModel, model_type: str) -> None:
         self.policy_version = 0
         self._skips = config.optimizer.on_bad_update == "skip"
-        self._worker = EngineWorker(loaded.directory, config, model_type)
+        self._worker = EngineWorker(policy_model.directory, config, model_type)
 
     def update(self, samples: Sequence[TrainingSample], loss: Loss, learning_rate: float) -> dict[str, float]:
         """One optimizer step on all samples; see `TrainingBackend.update`."""
@@ -139,15 +139,17 @@ class VerlBackend(_Updates):
 
     is_half = False
 
-    def __init__(self, config: TrainConfig, loaded: LoadedModel, publish: Callable[[int], None]) -> None:
-        super().__init__(config, loaded, "language_model")
-        self._loaded, self._publish = loaded, publish
+    def __init__(
+        self, config: TrainConfig, policy_model: LoadedModel, publish: Callable[[int], None]
+    ) -> None:
+        super().__init__(config, policy_model, "language_model")
+        self._policy_model, self._publish = policy_model, publish
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         return self._forward(samples)
 
     def publish_weights(self) -> int:
-        self._loaded.model.load_hf(dict(self._worker.weights()))
+        self._policy_model.model.load_hf(dict(self._worker.weights()))
         self._publish(self.policy_version)
         return self.policy_version
 
@@ -155,8 +157,8 @@ class VerlBackend(_Updates):
 class VerlCritic(_Updates):
     """A `SeparateCritic` in verl's hands: its value model, a linear head on states of its own trunk."""
 
-    def __init__(self, config: TrainConfig, loaded: LoadedModel) -> None:
-        super().__init__(config, loaded, "value_model")
+    def __init__(self, config: TrainConfig, policy_model: LoadedModel) -> None:
+        super().__init__(config, policy_model, "value_model")
 
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         return self._forward(samples)
@@ -186,12 +188,12 @@ def _report(
 ) -> dict[str, Any]:
     """Sums over the tokens of a micro-batch, which ranks hand to each other."""
     bad = torch.nonzero(~torch.isfinite(terms_M)).flatten().numpy()[:NUM_NAMED]
-    named = named_tokens(samples, columns["row_M"][bad], columns["place_M"][bad]) if len(bad) else ""
+    token_names = named_tokens(samples, columns["row_M"][bad], columns["place_M"][bad]) if len(bad) else ""
     return {
         "sums": {name: float(values_M.sum()) for name, values_M in loss.measures(tokens).items()},
         "count": len(terms_M),
         "gap": float((tokens.new_M - tokens.old_M).abs().max()),
-        "bad": [named] if named else [],
+        "bad": [token_names] if token_names else [],
     }
 
 

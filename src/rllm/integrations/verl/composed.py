@@ -42,21 +42,21 @@ def script_values(config: Any) -> dict[str, Any]:
     defaults."""
     from omegaconf import OmegaConf
 
-    composed = OmegaConf.create(config) if isinstance(config, dict) else config
+    script_config = OmegaConf.create(config) if isinstance(config, dict) else config
     defaults = _defaults()
     defaults_by_key = {**dict(leaves(OmegaConf.to_container(defaults, resolve=False))), **PUBLISHED_DEFAULTS}
-    values = dict(leaves(OmegaConf.to_container(composed, resolve=False)))
+    values = dict(leaves(OmegaConf.to_container(script_config, resolve=False)))
     different = {
         key: value
         for key, value in values.items()
         if key not in defaults_by_key or defaults_by_key[key] != value
     }
     direct = {key: value for key, value in different.items() if not _follows(key, defaults_by_key)}
-    merged = OmegaConf.merge(defaults, OmegaConf.create(nested(direct)))
+    expected = OmegaConf.merge(defaults, OmegaConf.create(nested(direct)))
     return {
-        key: OmegaConf.select(composed, key)
+        key: OmegaConf.select(script_config, key)
         for key in different
-        if key in direct or OmegaConf.select(merged, key) != OmegaConf.select(composed, key)
+        if key in direct or OmegaConf.select(expected, key) != OmegaConf.select(script_config, key)
     }
 
 

@@ -58,7 +58,7 @@ def is_published(config: Any) -> bool:
     return False
 
 
-def translated(config: Any, num_tasks: int) -> dict[str, Any]:
+def translate(config: Any, num_tasks: int) -> dict[str, Any]:
     """Our configuration, for `num_tasks` training tasks.
 
     Raises ConfigError for the first key that has no counterpart, or whose value has none.
@@ -66,11 +66,11 @@ def translated(config: Any, num_tasks: int) -> dict[str, Any]:
     translation = _Translation(_settings(config))
     translation.one_by_one()
     translation.together(num_tasks)
-    if translation.ignored:
+    if translation.keys_without_effect:
         log.warning(
             "Without effect here, where the built-in engine samples and the run's own files keep the record: "
             "%s.",
-            ", ".join(translation.ignored),
+            ", ".join(translation.keys_without_effect),
         )
     tree = nested({**DEFAULTS, **translation.ours})
     try:
@@ -90,7 +90,7 @@ class _Translation:
     """The meaning of the key here, by whole key."""
     origins: dict[str, str] = field(default_factory=dict[str, str])
     """Our key -> the published one that it comes from."""
-    ignored: list[str] = field(default_factory=list[str])
+    keys_without_effect: list[str] = field(default_factory=list[str])
 
     def one_by_one(self) -> None:
         """Raises ConfigError for a key that is in no table, or whose value cannot be read."""
@@ -101,7 +101,7 @@ class _Translation:
             elif key in FIXED:
                 _require_value(key, value)
             elif any(fnmatch(key, pattern) for pattern in WITHOUT_EFFECT):
-                self.ignored.append(key)
+                self.keys_without_effect.append(key)
             elif key not in TOGETHER and key not in OF_CRITIC:
                 raise ConfigError(_unknown(key, value))
 
@@ -146,11 +146,11 @@ class _Translation:
                 "to a divisor."
             )
         self._set("algorithm.updates_per_step", batch // mini, key)
-        generated = self._value("data.gen_batch_size", batch, whole(1))
-        if generated != batch:
+        generation_batch = self._value("data.gen_batch_size", batch, whole(1))
+        if generation_batch != batch:
             raise ConfigError(
-                f"`data.gen_batch_size` is {generated} and `data.train_batch_size` {batch}; a step here "
-                "trains on all that it has sampled: set both to the same, or leave the first out."
+                f"`data.gen_batch_size` is {generation_batch} and `data.train_batch_size` {batch}; a step "
+                "here trains on all that it has sampled: set both to the same, or leave the first out."
             )
 
     def _steps(self, num_tasks: int) -> None:
@@ -169,7 +169,7 @@ class _Translation:
         mode, key = f"{_ACTOR}.loss_agg_mode", f"{_ACTOR}.loss_scale_factor"
         if (loss := self._ours("algorithm.loss")) in MEANS_OF_ROWS:  # verl does not look at the mode
             if mode in self.settings:
-                self.ignored.append(f"{mode} (of `{loss}` the mean over rows is taken)")
+                self.keys_without_effect.append(f"{mode} (of `{loss}` the mean over rows is taken)")
             self._set("algorithm.aggregation", "sequence_mean", f"{_ACTOR}.policy_loss.loss_mode")
         if self._ours("algorithm.aggregation") == "constant":
             longest = self._value(key, self.ours["rollout.max_tokens_per_turn"], whole(1))
@@ -270,9 +270,9 @@ class _Translation:
 
 
 def _require_value(key: str, value: Any) -> None:
-    accepted, why = FIXED[key]
-    if value not in accepted:
-        raise ConfigError(f"`{key}` is {value!r}, and only {accepted[0]!r} is honoured: {why}.")
+    true_values, why = FIXED[key]
+    if value not in true_values:
+        raise ConfigError(f"`{key}` is {value!r}, and only {true_values[0]!r} is honoured: {why}.")
 
 
 def _read(key: str, value: Any, reader: Reader) -> Any:

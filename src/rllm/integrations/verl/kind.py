@@ -12,7 +12,7 @@ from rllm.algorithms.losses import policy_loss
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 from rllm.integrations.verl.contract import WORKER, require_contract, require_installed
-from rllm.integrations.verl.keys import is_published, translated
+from rllm.integrations.verl.keys import is_published, translate
 from rllm.trainer.backends.base import refuse_unsupported
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class VerlKind:
     shards = True
 
     def translated(self, config: Any, num_tasks: int) -> Any:
-        return translated(config, num_tasks) if is_published(config) else config
+        return translate(config, num_tasks) if is_published(config) else config
 
     def require(self, config: TrainConfig) -> None:
         refuse_unsupported("model", config.model, SUPPORTS, "verl")
@@ -51,12 +51,12 @@ class VerlKind:
         _require(config)
         require_installed()
 
-    def policy(self, config: TrainConfig, loaded: Any, publish: Callable[[int], None]) -> "VerlBackend":
-        _require_decoder(loaded)
-        return _learners().VerlBackend(config, loaded, publish)
+    def policy(self, config: TrainConfig, policy_model: Any, publish: Callable[[int], None]) -> "VerlBackend":
+        _require_decoder(policy_model)
+        return _learners().VerlBackend(config, policy_model, publish)
 
-    def critic(self, config: TrainConfig, loaded: Any) -> "VerlCritic":
-        return _learners().VerlCritic(config, loaded)
+    def critic(self, config: TrainConfig, policy_model: Any) -> "VerlCritic":
+        return _learners().VerlCritic(config, policy_model)
 
 
 VERL = VerlKind()
@@ -97,11 +97,11 @@ def _require(config: TrainConfig) -> None:
         )
 
 
-def _require_decoder(loaded: Any) -> None:
+def _require_decoder(policy_model: Any) -> None:
     """Raises ConfigError for a model whose weights cannot be put back into the sampler one by one."""
-    if not hasattr(loaded.model, "load_hf"):
-        kind = loaded.config.get("model_type", "unknown")
+    if not hasattr(policy_model.model, "load_hf"):
+        kind = policy_model.config.get("model_type", "unknown")
         raise ConfigError(
-            f"`model.path` is {loaded.directory}, a model of the type {kind!r}, which is sampled by "
+            f"`model.path` is {policy_model.directory}, a model of the type {kind!r}, which is sampled by "
             "transformers' own code; with the verl backend it must be one of the built-in decoder's."
         )

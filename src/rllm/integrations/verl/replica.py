@@ -44,8 +44,8 @@ class EngineServer:
     """The engine of one replica, in a process of its own; verl's names for what it does."""
 
     def __init__(self, directory: str, *, max_prompt: int, max_answer: int, seed: int) -> None:
-        self._loaded = load_model(Path(directory))
-        self._client = LocalClient(self._loaded, max_context=max_prompt + max_answer)
+        self._model = load_model(Path(directory))
+        self._client = LocalClient(self._model, max_context=max_prompt + max_answer)
         self._max_answer, self._seed = max_answer, seed
         self._global_steps: int | None = None
         self._num_calls = 0
@@ -83,7 +83,7 @@ class EngineServer:
     async def publish(self, global_steps: int | None) -> None:
         """Sample from the weights of the last `receive` calls."""
         weights, self._next_weights = self._next_weights, {}
-        self._loaded.model.load_hf(weights)
+        self._model.model.load_hf(weights)
         self._global_steps = global_steps
         self._client.publish(self._client.policy_version + 1)
 

@@ -157,8 +157,8 @@ class EngineWorker:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors by their Hugging Face names."""
-        named, _ = self.engine.get_per_tensor_param()
-        yield from named
+        weights_by_name, _ = self.engine.get_per_tensor_param()
+        yield from weights_by_name
 
     def take_over(self, weights: Mapping[str, Tensor]) -> None:
         """Weights by their Hugging Face names; those that it has not stay as they are."""
