@@ -489,7 +489,7 @@ def test_nothing_is_said_rather_than_a_line_of_the_test() -> None:
         "line": "ValueError: size of 3 is odd",
         "comparison": None,
     }
-    said = {"failures": {"t": failure}, "plain": {}, "broken": {}, "paths": [""]}
+    said = {"failures": {"t": failure}, "plain": {}, "with_bug": {}, "paths": [""]}
     assert "size of 3 is odd" in statement(**said, test_texts=["x = 1\n"])
     assert statement(**said, test_texts=["    raise_it(\n    ValueError: size of 3 is odd\n"]) == ""
 
