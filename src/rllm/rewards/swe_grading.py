@@ -133,9 +133,9 @@ def run_tests(
 ) -> TestRun:
     """The row's tests on a patch, which may be empty, in a fresh world.
 
-    Without `hidden` they are those that the repository has with the patch: what the patch changes of them
-    holds, and nothing is there to find out that it lies. `known_runs`: earlier runs by the tree that tests
-    found. Where they would find one of those, that run is returned; else this one is added.
+    Without `with_hidden` they are those that the repository has with the patch: what the patch changes of
+    them holds, and nothing is there to find out that it lies. `known_runs`: earlier runs by the tree that
+    tests found. Where they would find one of those, that run is returned; else this one is added.
     """
     secret = secrets.token_hex(16)
     runner = runner_of(world.task.test_command, world.task.instance_id)
