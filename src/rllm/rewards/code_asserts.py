@@ -15,6 +15,7 @@ from typing import Any
 
 from rllm.errors import RewardError
 from rllm.rewards.code_values import as_node
+from rllm.rewards.foreign_python import UNREADABLE, foreign_tree
 
 PROGRAM = "solution"
 """The module that tests may import the program as."""
@@ -56,16 +57,16 @@ class AssertExam:
 def parse_python(source: str, what: str) -> ast.Module:
     """Raises RewardError: tests that are no Python are the data's mistake."""
     try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return foreign_tree(source)
+    except UNREADABLE as error:
         raise RewardError(f"The task's {what} is no Python: {error}: {source!r:.200}") from error
 
 
 def is_python(source: str) -> bool:
     """Whether a text parses."""
     try:
-        ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        foreign_tree(source)
+    except UNREADABLE:
         return False
     return True
 
@@ -196,7 +197,7 @@ def _bound_names(tree: ast.AST) -> set[str]:
 def defined_names(source: str) -> list[str]:
     """Functions and classes at the top level of a program; none where it is no Python."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    body = ast.parse(source).body if is_python(source) else []
+    body = foreign_tree(source).body if is_python(source) else []
     return [each.name for each in body if isinstance(each, kinds)]
 
 

@@ -1,6 +1,7 @@
 """What agents write is read as calls with plain values, and nothing of it is run."""
 
 import json
+import warnings
 
 import pytest
 
@@ -12,6 +13,7 @@ from rllm.environments.web.actions import (
     action_schemas,
     parse_actions,
 )
+from rllm.rewards.code_asserts import is_python
 
 BROWSERGYM = {
     *(
@@ -39,6 +41,17 @@ BROWSERGYM = {
     *("keyboard_type", "keyboard_insert_text", "goto", "go_back", "go_forward", "new_tab", "tab_close"),
     *("tab_focus", "upload_file"),
 }
+
+
+def test_what_python_would_warn_of_in_an_answer_reaches_no_screen() -> None:
+    with warnings.catch_warnings(record=True) as reached:
+        warnings.simplefilter("always")
+        with pytest.raises(UnreadableAction):
+            parse_actions("1if 1else 2")
+        (action,) = parse_actions(r"""fill("3", "\d")""")
+        assert is_python("assert f(1) == 1or 2")
+    assert action.arguments["value"] == "\\d"
+    assert reached == []
 
 
 def test_actions_have_browsergyms_names() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rllm.rewards.foreign_python import UNREADABLE, foreign_tree
+
 MAX_ACTIONS = 10
 """In one answer."""
 MAX_TEXT = 20_000
@@ -190,8 +192,8 @@ def parse_actions(text: str) -> list[WebAction]:
     if not text.strip():
         raise UnreadableAction("there is no action in the answer.")
     try:
-        body = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        body = foreign_tree(text.strip()).body
+    except UNREADABLE as error:
         raise UnreadableAction(f'{_excerpt(text)} is no call such as click("3").') from error
     if len(body) > MAX_ACTIONS:
         raise UnreadableAction(f"there are {len(body)} actions; {MAX_ACTIONS} are taken at once.")
