@@ -75,9 +75,11 @@ def _require_known(settings: Mapping[str, Any]) -> None:
         if key in translated_keys or key in TOGETHER or any(fnmatch(key, each) for each in SILENT):
             continue
         if key in FIXED:
-            true_values, reason = FIXED[key]
-            if value not in true_values:
-                raise ConfigError(f"`{key}` is {value!r}, and only {true_values[0]!r} is honoured: {reason}.")
+            allowed_values, reason = FIXED[key]
+            if value not in allowed_values:
+                raise ConfigError(
+                    f"`{key}` is {value!r}, and only {allowed_values[0]!r} is honoured: {reason}."
+                )
         elif (pattern := next((each for each in WITHOUT_EFFECT if fnmatch(key, each)), None)) is not None:
             if value not in WITHOUT_EFFECT[pattern] and value not in (None, _MISSING):
                 keys_without_effect.append(key)

@@ -270,9 +270,9 @@ class _Translation:
 
 
 def _require_value(key: str, value: Any) -> None:
-    true_values, why = FIXED[key]
-    if value not in true_values:
-        raise ConfigError(f"`{key}` is {value!r}, and only {true_values[0]!r} is honoured: {why}.")
+    allowed_values, why = FIXED[key]
+    if value not in allowed_values:
+        raise ConfigError(f"`{key}` is {value!r}, and only {allowed_values[0]!r} is honoured: {why}.")
 
 
 def _read(key: str, value: Any, reader: Reader) -> Any:
