@@ -59,7 +59,11 @@ FURTHER_TESTS = {
         "tests/workflows/test_worker_steps.py",
         "tests/workflows/test_workflow.py",
     ),
-    "inference": ("tests/models/test_attention_wishes.py", "tests/vision/test_vision_models.py"),
+    "inference": (
+        "tests/models/test_attention_wishes.py",
+        "tests/vision/test_vision_models.py",
+        "tests/vision/test_vision_servers.py",
+    ),
     "rendering": ("tests/data/test_chat.py",),
     "trainer": (
         "tests/cli/test_distill_command.py",
@@ -68,12 +72,16 @@ FURTHER_TESTS = {
         "tests/cli/test_sft_command.py",
         "tests/data/test_chat.py",
         "tests/data/test_preferences.py",
+        "tests/distributed/test_cards.py",
         "tests/distributed/test_heartbeat.py",
         "tests/distributed/test_programs.py",
         "tests/distributed/test_rank_memory.py",
         "tests/distributed/test_ranks_in_threads.py",
         "tests/integrations/test_backend_ranks.py",
         "tests/integrations/test_ray.py",
+        "tests/vision/test_image_fetch.py",
+        "tests/vision/test_vision_servers.py",
+        "tests/vision/test_vision_training.py",
     ),
 }
 """Room -> files that test it too, beside all of tests/ROOM."""
