@@ -163,6 +163,7 @@ def test_a_demonstration_becomes_rows_in_the_models_own_format(tiny: LoadedModel
         tiny.end_token_ids[0],
         noise=0.0,
         key=(0, "warm_start"),
+        num_experts=1,
     )
     for sample, task in zip(samples, tasks, strict=True):
         answer = task["grading"]["answer"]

@@ -138,9 +138,12 @@ def test_a_supervised_run_has_them_too(chats: ModuleType, tmp_path: Path) -> Non
     notes = Notes()
     chats.make_trainer(tmp_path / "run", {"epochs": 1}, tracker=notes).train()
     lines = [each for each in read_metrics(tmp_path / "run" / "metrics.jsonl") if each["phase"] == "train"]
-    assert all(line["update_flops_share"] > 0.0 for line in lines)
     run = RunDirectory.read(tmp_path / "run")
-    assert notes.lines == [machines_of(run)[0].line()]
+    (machine,) = machines_of(run)
+    for line in lines:
+        speed = line["update_flops"] / line["update_s"]
+        assert line["update_flops_share"] == pytest.approx(speed / machine.peak_flops)
+    assert notes.lines == [machine.line()]
     assert (run.summary() or {})["machines"] == run.machines()
 
 

@@ -48,7 +48,7 @@ def config_of(**settings: Any) -> TrainConfig:
 
 
 def plan_of(config: TrainConfig, **ranks: int) -> MemoryPlan:
-    plan = memory_plan(config, **ranks)
+    plan = memory_plan(config, **{"num_ranks": 1, "num_local_ranks": 1, **ranks})
     assert plan is not None
     return plan
 
@@ -222,8 +222,8 @@ def test_the_cache_is_as_large_as_the_sampler_makes_it() -> None:
     for _ in range(3):
         assert cache.allocate(200) is not None
     (shelf,) = cache.shelves
-    assert cache_bytes(shape, 3, 200, 4) == size_of([shelf.keys, shelf.values, shelf.bias])
-    assert cache_bytes(shape, 3, 200, 4, cache_tokens=224) == cache_bytes(shape, 1, 200, 4)
+    assert cache_bytes(shape, 3, 200, 4, cache_tokens=0) == size_of([shelf.keys, shelf.values, shelf.bias])
+    assert cache_bytes(shape, 3, 200, 4, cache_tokens=224) == cache_bytes(shape, 1, 200, 4, cache_tokens=0)
 
 
 def test_each_answer_at_a_time_has_its_logits_and_there_are_no_more_than_slots() -> None:
@@ -307,7 +307,7 @@ def test_what_cannot_fit_is_refused_with_value_limit_and_mend(tmp_path: Path) ->
 
 def test_nothing_is_said_of_what_another_backend_trains(tmp_path: Path) -> None:
     config = config_of(backend="verl", model__path=str(tmp_path / "a-name-that-a-service-knows"))
-    assert memory_plan(config) is None
+    assert memory_plan(config, num_ranks=1, num_local_ranks=1) is None
 
 
 def test_what_may_not_fit_is_warned_about() -> None:

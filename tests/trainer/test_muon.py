@@ -64,11 +64,20 @@ def test_the_machine_gives_one_answer_and_an_accelerator_has_bfloat16() -> None:
     assert faster_dtype("cuda") == "bfloat16"
 
 
-@pytest.mark.parametrize(("bfloat16_s", "num_trials"), [(1.0, 5), (30.0, 1)])
-def test_a_data_type_that_is_far_slower_is_tried_once(
-    monkeypatch: pytest.MonkeyPatch, bfloat16_s: float, num_trials: int
+@pytest.mark.parametrize(
+    ("bfloat16_s", "faster", "num_trials"),
+    [
+        (0.5, "bfloat16", 5),
+        (1.0, "float32", 5),
+        (2.5, "float32", 5),
+        (5.0, "float32", 1),
+        (30.0, "float32", 1),
+    ],
+)
+def test_the_faster_data_type_is_measured_and_one_that_is_far_slower_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, bfloat16_s: float, faster: str, num_trials: int
 ) -> None:
-    clock, dtypes = [0.0], list[torch.dtype]()
+    clock, dtypes = [100.0], list[torch.dtype]()
 
     def orthogonalized(matrix: torch.Tensor, dtype: torch.dtype) -> None:
         dtypes.append(dtype)
@@ -76,7 +85,7 @@ def test_a_data_type_that_is_far_slower_is_tried_once(
 
     monkeypatch.setattr(torch_muon, "orthogonal_factor", orthogonalized)
     monkeypatch.setattr(torch_muon, "time", SimpleNamespace(process_time=lambda: clock[0]))
-    assert faster_dtype.__wrapped__("cpu") == "float32"
+    assert faster_dtype.__wrapped__("cpu") == faster
     assert dtypes == [torch.float32, torch.bfloat16] * num_trials
 
 

@@ -14,7 +14,9 @@ SERVERS = {"kind": "ray", "model_servers": 2}
 
 def planned(changes: dict[str, Any], num_ranks: int = 1, **facts: bool) -> dict[str, tuple[int, int, str]]:
     """name -> (number, cores, ports)."""
-    plans = process_plan(load_config(changes), num_ranks=num_ranks, **{"is_program": False, **facts})
+    plans = process_plan(
+        load_config(changes), num_ranks=num_ranks, **{"is_program": False, "is_of_torchrun": False, **facts}
+    )
     return {each.name: (each.number, each.cores, "; ".join(each.ports)) for each in plans}
 
 
@@ -46,7 +48,9 @@ def test_a_cluster_has_workers_and_a_head_whose_ports_are_those_of_its_address()
     assert "a free port of 127.0.0.1 (gateway)" in ports
     (workers,) = [
         each
-        for each in process_plan(load_config({"cluster": RAY}), num_ranks=1, is_program=False)
+        for each in process_plan(
+            load_config({"cluster": RAY}), num_ranks=1, is_program=False, is_of_torchrun=False
+        )
         if each.name == "rollout worker"
     ]
     assert "12" in str(workers)

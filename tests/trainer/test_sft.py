@@ -143,7 +143,7 @@ def test_the_loss_is_that_of_transformers_on_the_same_rows(job: Callable[..., Sf
 def test_measures_do_not_depend_on_micro_batches_or_chunks(job: Callable[..., SftJob]) -> None:
     made = job(CHATS)
     loaded = made.policy.loaded_model.model
-    whole = measure_rows(loaded, made.measured_rows, micro_batch_tokens=100_000)
+    whole = measure_rows(loaded, made.measured_rows, micro_batch_tokens=100_000, logits_mb=512.0)
     parts = measure_rows(loaded, made.measured_rows, micro_batch_tokens=16, logits_mb=1e-6)
     assert parts.loss == pytest.approx(whole.loss, abs=1e-6)
     assert replace(parts, loss=whole.loss) == whole
@@ -154,7 +154,7 @@ def test_a_row_without_a_label_has_nothing_to_measure(job: Callable[..., SftJob]
     row = made.measured_rows[0]
     silent = replace(row, policy_versions_T=np.full(row.num_tokens, -1))
     with pytest.raises(ValueError, match=r"1 rows .*labelled"):
-        measure_rows(made.policy.loaded_model.model, [silent], micro_batch_tokens=64)
+        measure_rows(made.policy.loaded_model.model, [silent], micro_batch_tokens=64, logits_mb=512.0)
 
 
 def test_a_model_learns_its_conversations_and_the_end_of_an_answer(tmp_path: Path) -> None:

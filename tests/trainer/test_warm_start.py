@@ -47,7 +47,7 @@ def _samples(tiny: LoadedModel, renderer: ChatRenderer, count: int = 12, **how: 
         FrozenLakeAgent,
         renderer,
         tiny.end_token_ids[0],
-        **{"noise": 0.3, "key": (0, "warm_start", 0), **how},
+        **{"noise": 0.3, "key": (0, "warm_start", 0), "num_experts": 1, **how},
     )
 
 
@@ -101,6 +101,7 @@ def test_ranks_share_the_demonstrations_and_get_the_rows_of_one_process(
             tiny.end_token_ids[0],
             noise=0.3,
             key=(0, "warm_start", 0),
+            num_experts=1,
             ranks=ranks,
         )
 

@@ -302,7 +302,7 @@ class AgentTrainer:
         require_models(self.config)
         require_servers(self.config)
 
-    def memory_plan(self, num_ranks: int = 1, num_local_ranks: int = 1) -> "MemoryPlan | None":
+    def memory_plan(self, num_ranks: int, num_local_ranks: int) -> "MemoryPlan | None":
         """The memory that each process of the run will need; None where nothing is known of it."""
         from rllm.trainer.memory_plan import memory_plan
 

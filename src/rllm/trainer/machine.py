@@ -69,7 +69,7 @@ class RunMachine:
             if (old := getattr(before, name)) != (new := getattr(self, name))
         ]
 
-    def shares(self, metrics: Mapping[str, Any], num_ranks: int = 1) -> dict[str, float]:
+    def shares(self, metrics: Mapping[str, Any], num_ranks: int) -> dict[str, float]:
         """Shares of the peak, of each `update_flops` and `rollout_bytes` among the metrics of a step."""
         shares: dict[str, float] = {}
         for name, share, seconds, peak in (

@@ -151,7 +151,7 @@ class LayerSizes:
     """Bytes for each of `MicroBatch.num_keys`, keys and values together."""
 
 
-def layer_sizes(shape: "DecoderShape", *, kept_inputs: frozenset[str], widening: int = 1) -> LayerSizes:
+def layer_sizes(shape: "DecoderShape", *, kept_inputs: frozenset[str], widening: int) -> LayerSizes:
     """`kept_inputs`: the matrices (`qkv`, `out`, `gate_up`, `down`) whose input the backward pass reads,
     because they, or an adapter beside them, are trained. `widening`: how much larger their elements are than
     those of activations, where they are copies in another precision.
@@ -398,7 +398,7 @@ def lora_parameters(shape: "DecoderShape", rank: int, targets: frozenset[str]) -
 
 
 def cache_bytes(
-    shape: "DecoderShape", num_slots: int, max_context: int, element: int, cache_tokens: int = 0
+    shape: "DecoderShape", num_slots: int, max_context: int, element: int, cache_tokens: int
 ) -> int:
     """Keys and values of every slot at its longest, or of `cache_tokens`: 2 · layers · heads · head size
     numbers a token (Kwon et al. 2023, arXiv:2309.06180, section 3), and a bias a head."""

@@ -174,7 +174,7 @@ class MemoryPlan:
         )
 
 
-def memory_plan(config: TrainConfig, *, num_ranks: int = 1, num_local_ranks: int = 1) -> MemoryPlan | None:
+def memory_plan(config: TrainConfig, *, num_ranks: int, num_local_ranks: int) -> MemoryPlan | None:
     """Plan of one process of the run; None where a service trains, or for a model that the built-in decoder
     does not compute: nothing is known of what that keeps.
     """

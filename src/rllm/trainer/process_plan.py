@@ -43,7 +43,7 @@ class ProcessPlan:
 
 
 def process_plan(
-    config: TrainConfig, *, num_ranks: int, is_program: bool, is_of_torchrun: bool = False
+    config: TrainConfig, *, num_ranks: int, is_program: bool, is_of_torchrun: bool
 ) -> list[ProcessPlan]:
     """`is_program`: whether what plays is a program, which calls a gateway. `is_of_torchrun`: whether
     torchrun starts the ranks."""

@@ -40,7 +40,7 @@ def rollout_bytes(
     clients: Mapping[str, object],
     before: Mapping[str, SamplerWork],
     episodes: Sequence[Episode],
-    num_ranks: int = 1,
+    num_ranks: int,
 ) -> dict[str, float]:
     """`rollout_bytes` and `rollout_busy_s` of each policy since `before`, in which `episodes` were played.
 

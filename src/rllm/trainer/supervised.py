@@ -335,7 +335,7 @@ def fit(run: SupervisedRun) -> None:
             if every and state.steps % every == 0 and state.steps < job.steps:  # then comes the report
                 metrics |= {f"heldout_{name}": value for name, value in job.evaluate().items()}
         if run.machine is not None:
-            metrics |= run.machine.shares(metrics)
+            metrics |= run.machine.shares(metrics, num_ranks=1)
         if "tokens" in metrics:
             metrics["tokens_per_s"] = metrics["tokens"] / elapsed_s
         metrics |= {"total_steps": job.steps, "step_s": elapsed_s, "run_s": state.wall_s}

@@ -57,7 +57,7 @@ def demonstration_samples(
     *,
     noise: float,
     key: tuple[str | int, ...],
-    num_experts: int = 1,
+    num_experts: int,
     ranks: RankGroup = ALONE,
 ) -> list[TrainingSample]:
     """Rows of one demonstration of each task; `key` seeds the expert's ties and noise. `num_experts`

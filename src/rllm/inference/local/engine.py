@@ -73,12 +73,12 @@ class LocalEngine:
         num_kv_heads: int,
         head_dim: int,
         max_positions: int,
-        num_slots: int = 128,
-        max_context: int = 1024,
-        max_prefill_tokens: int = 8192,
-        cache_tokens: int = 0,
-        num_drafts: int = 0,
-        lockstep: bool = False,
+        num_slots: int,
+        max_context: int,
+        max_prefill_tokens: int,
+        cache_tokens: int,
+        num_drafts: int,
+        lockstep: bool,
     ) -> None:
         """`cache_tokens`: keys and values that there is room for at the same time; who finds none waits, or
         gives its place to an earlier one and is read anew. 0: as many as all slots have at their longest.

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rllm.distributed import ALONE, RankGroup
+from rllm.distributed import RankGroup
 from rllm.models.batching import PackedBatch, micro_batches
 from rllm.models.packing import WeightedRow, fewest, rank_shares
 from rllm.trainer.backends.logprobs import selected_logprobs, tokens_at_once
@@ -20,10 +20,10 @@ def score_rows(
     model: Any,
     samples: Sequence[TrainingSample],
     *,
-    micro_batch_tokens: int = 16_384,
-    logits_mb: float = 512.0,
+    micro_batch_tokens: int,
+    logits_mb: float,
     share_prefixes: bool = True,
-    ranks: RankGroup = ALONE,
+    ranks: RankGroup,
 ) -> list[NDArray[np.float32]]:
     """One [T] array per sample: log-probability of each trainable token at its sampling temperature, 0
     elsewhere. `model` is a `CausalModel`, of a policy, a reference or a teacher. Each of `ranks` computes its
@@ -46,9 +46,9 @@ def value_rows(
     value_head: nn.Module,
     samples: Sequence[TrainingSample],
     *,
-    micro_batch_tokens: int = 16_384,
-    share_prefixes: bool = True,
-    ranks: RankGroup = ALONE,
+    micro_batch_tokens: int,
+    share_prefixes: bool,
+    ranks: RankGroup,
 ) -> list[NDArray[np.float32]]:
     """One [T] array per sample: the critic's expectation before each trainable token, 0 elsewhere."""
 

@@ -28,7 +28,7 @@ class RowMeasures:
 
 
 def measure_rows(
-    model: Any, samples: Sequence[TrainingSample], *, micro_batch_tokens: int, logits_mb: float = 512.0
+    model: Any, samples: Sequence[TrainingSample], *, micro_batch_tokens: int, logits_mb: float
 ) -> RowMeasures:
     """Raises ValueError where no row has a labelled token."""
     device = next(model.parameters()).device
