@@ -9,10 +9,10 @@ that runs out of time is killed, if its tests without the change do not. One tha
 tests that run its line before it counts as survived.
 
 Not drawn: types, methods of protocols, errors that are raised and their words, assertions, decorators, what
-IGNORED_KEYWORDS names, and the number of a constant that is a limit, a time or a tolerance (`MAX_FRAMES = 12`):
-that it is kept to is tested, and is drawn where it is compared; whether it is 12 or 13 is a choice, which a
-test could only repeat. Nor a seed that is a number (`default_rng(0)`): the draws are others, and as good.
-Nor whether two numbers that are apart by exactly a tolerance are close enough.
+IGNORED_KEYWORDS names, and the number of a constant that is a limit, a time or a tolerance (`MAX_FRAMES =
+12`): that it is kept to is tested, and is drawn where it is compared; whether it is 12 or 13 is a choice,
+which a test could only repeat. Nor a seed that is a number (`default_rng(0)`): the draws are others, and as
+good. Nor whether two numbers that are apart by exactly a tolerance are close enough.
 
     python tests/mutate.py --seed 7 --count 300
     python tests/mutate.py --room algorithms --seed 7 --count 40 --show
