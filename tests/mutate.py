@@ -9,10 +9,11 @@ that runs out of time is killed, if its tests without the change do not. One tha
 tests that run its line before it counts as survived.
 
 Not drawn: types, methods of protocols, errors that are raised and their words, assertions, decorators, what
-IGNORED_KEYWORDS names, and the number of a constant that is a limit, a time or a tolerance (`MAX_FRAMES =
-12`): that it is kept to is tested, and is drawn where it is compared; whether it is 12 or 13 is a choice,
-which a test could only repeat. Nor a seed that is a number (`default_rng(0)`): the draws are others, and as
-good. Nor whether two numbers that are apart by exactly a tolerance are close enough.
+IGNORED_KEYWORDS names, lines of a log below warnings, and the number of a constant or a default that is a
+limit, a time or a tolerance (`MAX_FRAMES = 12`, `timeout_s: float = 600.0`): that it is kept to is tested,
+and is drawn where it is compared; whether it is 12 or 13 is a choice, which a test could only repeat. Nor a
+seed that is a number (`default_rng(0)`): the draws are others, and as good. Nor whether two numbers that are
+apart by exactly a tolerance are close enough.
 
     python tests/mutate.py --seed 7 --count 300
     python tests/mutate.py --room algorithms --seed 7 --count 40 --show
@@ -229,6 +230,8 @@ def _living(tree: ast.Module) -> Iterator[Any]:
                 continue
             if name == "args" and isinstance(node, ast.Call) and _is_generator(node):
                 continue
+            if isinstance(node, ast.arguments) and name in ("defaults", "kw_defaults"):
+                value = _deciding_defaults(node)[name]
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST) and not _decides_nothing(child):
                     stack.append(child)
@@ -243,9 +246,39 @@ def _decides_nothing(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Assign) and _is_limit(node):
         return True
+    if isinstance(node, ast.AnnAssign) and _is_chosen(getattr(node.target, "id", ""), node.value):
+        return True
+    if isinstance(node, ast.Expr) and _is_log_line(node.value):
+        return True
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and all(map(_is_constant, node.body)):
         return True  # a protocol's, which nobody runs
     return isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
+
+
+def _deciding_defaults(arguments: ast.arguments) -> dict[str, list[ast.expr | None]]:
+    """Its defaults without those that are a choice of a limit or a time."""
+    positional = [*arguments.posonlyargs, *arguments.args][-len(arguments.defaults) or None :]
+    return {
+        name: [each for arg, each in zip(args, defaults, strict=False) if not _is_chosen(arg.arg, each)]
+        for name, args, defaults in (
+            ("defaults", positional, arguments.defaults),
+            ("kw_defaults", arguments.kwonlyargs, arguments.kw_defaults),
+        )
+    }
+
+
+def _is_chosen(name: str, default: ast.expr | None) -> bool:
+    """`timeout_s: float = 600.0`, `max_steps: int = 5`; 0 mostly means that there is none, which is more."""
+    is_number = isinstance(default, ast.Constant) and type(default.value) in (int, float) and default.value
+    return bool(is_number) and (_is_time(name) or name.startswith("max_"))
+
+
+def _is_log_line(node: ast.expr) -> bool:
+    """`log.info(…)`: for whoever looks for it. Warnings and errors are read, and drawn."""
+    call = node.func if isinstance(node, ast.Call) else None
+    return (
+        isinstance(call, ast.Attribute) and call.attr in ("debug", "info") and "log" in ast.dump(call.value)
+    )
 
 
 def _is_generator(node: ast.Call) -> bool:
