@@ -25,7 +25,7 @@ from rllm.algorithms.kl_distributions import divergence_slopes, divergence_terms
 from rllm.trainer.backends.sharding import is_sharded
 from rllm.trainer.backends.torch_optimizer import HALF
 
-AT_ONCE = 2**20
+MAX_PROBABILITIES = 2**20
 """Probabilities that exist at the same time where entropies are looked at."""
 COPIES = 4
 """The number of copies of the logits in float32 that may exist at the peak."""
@@ -109,7 +109,7 @@ def _whole(
 
 def _entropies(logprobs_M_V: Tensor) -> Tensor:
     """[M], with probabilities of a few tokens at a time: no more memory than without."""
-    parts = logprobs_M_V.split(max(1, AT_ONCE // logprobs_M_V.shape[1]))
+    parts = logprobs_M_V.split(max(1, MAX_PROBABILITIES // logprobs_M_V.shape[1]))
     return torch.cat([part.exp().mul_(part).sum(dim=-1).neg_() for part in parts])
 
 

@@ -38,8 +38,6 @@ def measure_rows(
     ]
     chunk = tokens_at_once(model, logits_mb)
     total_loss, num_right, num_tokens = 0.0, 0, 0
-    was_training = model.training
-    model.eval()
     with torch.no_grad():
         for batch in micro_batches(rows, micro_batch_tokens, device):
             hidden_U_D = batch.states(model)
@@ -60,7 +58,6 @@ def measure_rows(
             total_loss += float(loss_M.sum())
             num_right += int(is_right_M.sum())
             num_tokens += len(loss_M)
-    model.train(was_training)
     if not num_tokens:
         raise ValueError(f"None of {len(samples)} rows has a labelled token; there is nothing to measure.")
     return RowMeasures(
