@@ -150,6 +150,14 @@ async def test_calls_run_out_in_their_order_and_one_timer_serves_all_of_a_limit(
     assert ends == ["first answered", "third was cancelled", "second ran out", "fourth answered"]
 
 
+async def test_an_answer_in_time_ends_its_limit() -> None:
+    async def ask() -> ModelOutput:
+        return ModelOutput(text="a")
+
+    await answer_of(ask, CallPatience(call_timeout_s=0.02))
+    await asyncio.sleep(0.04)  # which would be cancelled
+
+
 async def test_a_loop_has_one_timer_for_each_limit() -> None:
     assert call_timer(3.0) is call_timer(3.0)
     assert call_timer(3.0) is not call_timer(4.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.inference.sse import EventSplitter
+from rllm.inference.sse import EventSplitter, _plain_events
 
 
 def events_of(*parts: bytes) -> list[tuple[str, bytes]]:
@@ -49,6 +49,43 @@ def test_an_event_is_there_with_the_byte_that_completes_it() -> None:
     assert splitter.feed(b"\n") == [("", b"1")]
     assert splitter.feed(b"\n\ndata: 2\n\ndata: 3") == [("", b"2")]
     assert splitter.finish() == [("", b"3")]
+
+    splitter = EventSplitter()
+    assert splitter.feed(b"data: 1\n") == []
+    assert splitter.feed(b"\ndata: 2") == [("", b"1")], "the other half of the empty line may begin a part"
+    assert splitter.feed(b"\n\n: c\n\ndata: 3\n") == [("", b"2")]
+    assert splitter.feed(b"\n") == [("", b"3")]
+    assert splitter.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("part", "events"),
+    [
+        (b"data: 1\n\n", [b"1"]),
+        (b"data: 1\n\ndata: {}\n\ndata: \n\n", [b"1", b"{}", b""]),
+        (b"data: 1\ndata: 2\n\n", [b"1\n2"]),
+        (b"data: 1\rdata: 2\n\n", [b"1\n2"]),
+        (b"data: 1\nid: 7\n\ndata: 2\n\n", [b"1", b"2"]),
+        (b"data: 1\n\n: c\n\ndata: 2\n\n", [b"1", b"2"]),
+        (b"data: 1\n\n\n\n", [b"1"]),
+    ],
+)
+def test_a_part_of_whole_events_gives_them_at_once(part: bytes, events: list[bytes]) -> None:
+    splitter = EventSplitter()
+    for _ in range(2):
+        assert [data for _, data in splitter.feed(part)] == events
+    assert splitter.finish() == []
+    has_one_line_each = part.count(b"\n") == 2 * len(events) and b"\r" not in part
+    assert [data for _, data in _plain_events(part)] == (events if has_one_line_each else [])
+
+
+@pytest.mark.parametrize("first", [b"data: 1\n\n", b": c\n\ndata: 1\n\n"])
+def test_a_mark_of_the_byte_order_stands_at_the_beginning_alone(first: bytes) -> None:
+    splitter = EventSplitter()
+    assert splitter.feed(b"\xef\xbb\xbf" + first) == [("", b"1")]
+    splitter = EventSplitter()
+    assert splitter.feed(first) == [("", b"1")]
+    assert splitter.feed(b"\xef\xbb\xbfdata: 2\n\n") == [], "of another name than data"
 
 
 def test_an_event_without_end_is_given_up() -> None:

@@ -1,6 +1,7 @@
 """Slots of the cache by themselves: who gets which, what moves where, and what is known of a prompt."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -63,6 +64,8 @@ def test_shelves_double_and_the_last_holds_a_whole_context() -> None:
     assert [shelf.limit for shelf in cache.shelves] == [32, 64, 128]
     assert [shelf.first_index for shelf in cache.shelves] == [0, 4, 8]
     assert (cache.num_indices, cache.num_free, cache.num_tokens) == (12, 4, 0)
+    for shelf in cache.shelves:
+        assert shelf.keys.numel() == shelf.values.numel() == shelf.bias.numel() == 0, "not used, no memory"
     assert cache.max_tokens == 4 * 128
     assert cache_of(max_context=100).shelves[-1].limit == 128, "in multiples of GROWTH"
     assert [cache.shelf_for(length).limit for length in (1, 32, 33, 64, 65, 128)] == [
@@ -77,6 +80,14 @@ def test_shelves_double_and_the_last_holds_a_whole_context() -> None:
         rooms = [shelf.room_for(length) for length in range(1, shelf.limit + 1)]
         assert rooms == shelf.rooms_for(np.arange(1, shelf.limit + 1)).tolist()
         assert all(room >= length and room % GROWTH == 0 for length, room in enumerate(rooms, 1))
+
+
+def test_rooms_are_about_an_eighth_apart() -> None:
+    """So no row has much more room than it needs, and lengths that grow are of few rooms."""
+    rooms = [room for shelf in cache_of(max_context=8000).shelves for room in shelf.rooms]
+    assert (rooms[0], rooms[-1]) == (GROWTH, 8000)
+    for less, more in pairwise(rooms[:-1]):
+        assert less * 1.125 - 1 < more < less * 1.125 + GROWTH
 
 
 def test_so_many_places_as_are_asked_for_and_no_more_than_all_slots_have() -> None:
@@ -100,8 +111,10 @@ def test_the_lowest_free_slot_is_taken_and_one_that_is_given_back_again() -> Non
 def test_a_slot_that_grows_beyond_its_shelf_moves_with_all_that_it_holds() -> None:
     cache = cache_of()
     slot, other = taken(cache, 20, range(1, 21)), taken(cache, 20, range(50, 60))
+    keys = slot.shelf.keys
     assert cache.fit(slot, 32) is True
-    assert slot.shelf.limit == 32
+    assert (slot.shelf.limit, slot.index) == (32, 0)
+    assert slot.shelf.keys is keys, "the room that is there is not copied"
     assert cache.fit(slot, 33) is True
     assert (slot.shelf.limit, slot.index, slot.is_free) == (64, 4, False)
     assert (slot.ids, held(slot)) == (list(range(1, 21)), list(range(1, 21)))
@@ -118,6 +131,7 @@ def test_where_there_is_no_room_nothing_changes() -> None:
     assert cache.num_tokens == 128
     assert cache.fit(slots[0], 64) is False
     assert cache.grow(cache.shelves[2], 128) is True, "a shelf without slots needs no place"
+    assert cache.shelves[2].capacity == cache.shelves[2].rooms[0]
     assert [held(slot) for slot in slots] == [[1], [2], [3], [4]]
     with pytest.raises(InferenceError, match=r"128 .*`inference\.cache_tokens`"):
         cache.require(slots[:1], np.array([33]))
@@ -141,7 +155,9 @@ def test_gaps_are_closed_from_behind_and_the_places_are_dropped() -> None:
     assert [slots[2].row, slots[1].row] == [0, 1]
     assert [held(slots[2]), held(slots[1])] == [[12], [11]]
     assert len(cache.shelves[0].slots) == 2
-    for slot in slots[1:3]:
+    more = taken(cache, 20)
+    assert more.row == 2, "behind them"
+    for slot in (*slots[1:3], more):
         cache.release(slot)
     cache.close_gaps()
     assert cache.num_tokens == 0
@@ -155,6 +171,7 @@ def test_a_call_goes_on_where_its_prompt_was_read_or_else_where_nobody_was_for_l
     assert cache.allocate_for([1] * 9, 20) is first
     cache.release(first)
     longer = cache.allocate_for([1] * 9, 20)
+    assert longer is not None
     assert longer is first
     fill(cache, longer, [1] * 12)
     cache.release(longer)
@@ -166,6 +183,85 @@ def test_a_call_goes_on_where_its_prompt_was_read_or_else_where_nobody_was_for_l
     assert cache.num_free == 1
     assert cache.allocate_for([7], 20) is not None
     assert cache.allocate_for([8], 20) is None
+
+
+def used(cache: KVCache, length: int, *contents: Sequence[int]) -> list[Slot]:
+    """Slots that hold these and are free."""
+    slots = [taken(cache, length, ids) for ids in contents]
+    for slot in slots:
+        cache.release(slot)
+    return slots
+
+
+def test_a_call_goes_on_from_the_most_that_was_read_of_its_prompt() -> None:
+    cache = cache_of()
+    _, longer, _ = used(cache, 20, [1] * 4, [1] * 8, [1] * 6)
+    assert cache.allocate_for([1] * 9, 20) is longer
+    cache = cache_of(num_slots=2)
+    same, other = used(cache, 20, [1] * 9, [2])
+    assert cache.allocate_for([1] * 9, 20) is same, "the one that was left first: it is no turn before"
+    cache.release(same)
+    assert cache.allocate_for([1] * 9, 20) is other
+
+
+def test_what_a_prompt_shares_with_a_slot_is_not_written_over_where_another_is_free() -> None:
+    cache = cache_of(num_slots=2)
+    oldest, newest = used(cache, 64, range(1, 41), range(101, 141))
+    assert cache.allocate_for([*range(1, 20), 7], 40) is newest
+    assert cache.allocate_for([*range(1, 20), 7], 40) is oldest, "no other is left"
+
+
+def test_slots_for_calls_are_added_only_where_all_are_used_and_there_is_room() -> None:
+    cache = cache_of(num_slots=8, max_tokens=4 * 32)
+    first, second, third = (taken(cache, 20, [number]) for number in (1, 2, 3))
+    for slot in (second, first, third):
+        cache.release(slot)
+    assert [len(shelf.slots) for shelf in cache.shelves] == [4, 0, 0]
+    fourth = cache.allocate_for([9], 20)
+    assert fourth is not None
+    assert fourth.row == 3
+    fill(cache, fourth, [9])
+    assert cache.allocate_for([8], 20) is second, "there is no room for a further one"
+    assert cache.allocate_for([8], 20) is first
+    assert len(cache.shelves[0].slots) == 4
+    cache = cache_of(num_slots=4, max_tokens=128)
+    used(cache, 20, [1], [2], [3], [4])
+    long = cache.allocate_for([5], 100)
+    assert long is not None, "in the room of those that are free"
+    assert long.shelf.limit == 128
+    cache = cache_of(num_slots=8)
+    (only,) = used(cache, 20, [1])
+    another = cache.allocate_for([2], 20)
+    assert another is not only
+    assert [len(shelf.slots) for shelf in cache.shelves] == [2, 0, 0]
+    assert third.is_free
+
+
+def test_slots_are_added_by_doubling_up_to_the_last_place() -> None:
+    for options, numbers in (
+        ({"num_slots": 6}, [1, 2, 4, 4, 6, 6]),
+        ({"num_slots": 6, "max_tokens": 5 * 32}, [1, 2, 4, 4, 5]),
+    ):
+        cache = cache_of(**options)
+        assert [len(taken(cache, 20).shelf.slots) for _ in numbers] == numbers
+        assert cache.allocate(20) is None
+
+
+@pytest.mark.parametrize(("length", "is_whole"), [(5, True), (4, False)])
+def test_states_of_a_row_are_handed_on_with_all_of_it_or_not_at_all(length: int, is_whole: bool) -> None:
+    cache = cache_of(num_layers=0)
+    source, target = taken(cache, 20), taken(cache, 20)
+    source.ids, source.states = [1, 2, 3, 4, 5], ([1.0], 5)
+    target.states = ([2.0], 1)
+    cache.copy_prefix(source, [target], length)
+    assert target.states == (([1.0], 5) if is_whole else None)
+    cache.truncate(source, 5)
+    assert source.states == ([1.0], 5), "nothing was dropped"
+    if target.states is not None:
+        target.states[0].append(6.0)
+        assert source.states == ([1.0], 5), "each has its own"
+    cache.truncate(source, 4)
+    assert source.states is None
 
 
 def test_of_a_prompt_all_but_its_last_token_may_be_known() -> None:
@@ -250,22 +346,24 @@ def test_tokens_of_several_shelves_are_stored_where_they_belong() -> None:
     cache.show(places)
     assert [held(slot) for slot in slots] == [[1, 2], [3, 4, 5], [6]]
     one_more = cache.places([short], np.array([1]), np.array([2]))
-    two_more = cache.places([long], np.array([1]), np.array([3]))
-    both = one_more.before(two_more)
-    assert both.num_tokens == 2
-    keys = torch.tensor([7.0, 8.0])[:, None, None].expand(2, 2, 4)
+    two_more = cache.places([long], np.array([2]), np.array([3, 4]))
+    several = cache.places(slots, np.array([1, 1, 2]), np.array([3, 5, 1, 2]))
+    all_of_them = one_more.before(two_more).before(several)
+    assert all_of_them.num_tokens == 7
+    keys = torch.arange(7.0, 14.0)[:, None, None].expand(7, 2, 4)
     for layer in range(2):
-        cache.store(layer, both, keys, -keys)
-    cache.show(both)
-    assert [held(slot) for slot in slots] == [[1, 2, 7], [3, 4, 5, 8], [6]]
-    same_shelf = cache.places([short], np.array([1]), np.array([3])).before(
-        cache.places([other], np.array([1]), np.array([1]))
+        cache.store(layer, all_of_them, keys, -keys)
+    cache.show(all_of_them)
+    assert [held(slot) for slot in slots] == [[1, 2, 7, 10], [3, 4, 5, 8, 9, 11], [6, 12, 13]]
+    same_shelf = cache.places([short], np.array([1]), np.array([4])).before(
+        cache.places([other], np.array([1]), np.array([3]))
     )
-    keys = torch.tensor([9.0, 10.0])[:, None, None].expand(2, 2, 4)
+    assert [own for _, own, _ in same_shelf.parts] == [None], "written at once"
+    keys = torch.tensor([14.0, 15.0])[:, None, None].expand(2, 2, 4)
     for layer in range(2):
         cache.store(layer, same_shelf, keys, -keys)
     cache.show(same_shelf)
-    assert (same_shelf.num_tokens, held(short), held(other)) == (2, [1, 2, 7, 9], [6, 10])
+    assert (same_shelf.num_tokens, held(short), held(other)) == (2, [1, 2, 7, 10, 14], [6, 12, 13, 15])
 
 
 @pytest.mark.parametrize(
@@ -277,9 +375,10 @@ def test_places_in_a_row_are_a_slice(places: list[int], is_slice: bool) -> None:
     assert torch.arange(10)[index].tolist() == places
 
 
-def test_a_model_without_keys_keeps_no_prefix() -> None:
-    cache = cache_of(num_layers=0)
+@pytest.mark.parametrize(("num_layers", "known"), [(0, []), (1, [1, 2, 3])])
+def test_a_model_without_keys_keeps_no_prefix(num_layers: int, known: list[int]) -> None:
+    cache = cache_of(num_layers=num_layers)
     slot = taken(cache, 32)
     slot.ids = [1, 2, 3]
-    assert cache.begin(slot, [1, 2, 3, 4]) == 0
-    assert slot.ids == []
+    assert cache.begin(slot, [1, 2, 3, 4]) == len(known)
+    assert slot.ids == known

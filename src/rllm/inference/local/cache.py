@@ -18,8 +18,7 @@ A slot belongs to one conversation from its first prompt until the conversation 
 contents until their place is needed, or the engine says that nobody may see them.
 """
 
-import heapq
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -67,17 +66,24 @@ class Shelf:
     """Slots with room for the same number of tokens, and their tensors."""
 
     def __init__(
-        self, shape: tuple[int, int, int], rooms: list[int], *, device: torch.device, dtype: torch.dtype
+        self,
+        shape: tuple[int, int, int],
+        rooms: list[int],
+        *,
+        first_index: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        """`shape`: layers, heads of keys and values, head size. `rooms`: what T may be, ascending."""
+        """`shape`: layers, heads of keys and values, head size. `rooms`: what T may be, ascending.
+        `first_index`: the index of the slot in the first row."""
         self.rooms = rooms
         self.limit = rooms[-1]
-        self.first_index = 0
+        self.first_index = first_index
         self.capacity = rooms[0]
         """T: tokens that a slot has room for at present."""
         self.slots: list[Slot] = []
         self.free_rows: list[int] = []
-        """A heap."""
+        """Ascending."""
         layers, heads, size = shape
         self.num_kv_heads = heads
         self.keys = torch.zeros((layers, 0, heads, self.capacity, size), device=device, dtype=dtype)
@@ -88,6 +94,12 @@ class Shelf:
     def num_tokens(self) -> int:
         """Places, used or not."""
         return len(self.slots) * self.capacity
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether there is a free slot before one that is taken."""
+        num_taken = len(self.slots) - len(self.free_rows)
+        return bool(self.free_rows) and self.free_rows[0] < num_taken
 
     def room_for(self, length: int) -> int:
         """Places per head that are read for rows of at most `length` tokens.
@@ -122,7 +134,6 @@ class Shelf:
         del self.slots[num_slots:]
         self.free_rows = [row for row in self.free_rows if row < num_slots]
         self.free_rows += range(len(self.slots), num_slots)
-        heapq.heapify(self.free_rows)
         self.slots += [Slot(self, row) for row in range(len(self.slots), num_slots)]
 
     def write_index(self, rows_N: NDArray[np.int64], positions_N: NDArray[np.int64]) -> Tensor:
@@ -186,8 +197,13 @@ class KVCache:
         first, limit = 0, FIRST_SHELF
         while first < len(rooms):
             end = bisect_left(rooms, min(limit, rooms[-1])) + 1
-            shelf = Shelf((num_layers, num_kv_heads, head_dim), rooms[first:end], device=device, dtype=dtype)
-            shelf.first_index = len(self.shelves) * num_slots
+            shelf = Shelf(
+                (num_layers, num_kv_heads, head_dim),
+                rooms[first:end],
+                first_index=len(self.shelves) * num_slots,
+                device=device,
+                dtype=dtype,
+            )
             self.shelves.append(shelf)
             first, limit = end, 2 * limit
         self._num_taken = 0
@@ -246,7 +262,6 @@ class KVCache:
 
     def _take(self, slot: Slot) -> Slot:
         slot.shelf.free_rows.remove(slot.row)
-        heapq.heapify(slot.shelf.free_rows)
         slot.is_free = False
         self._num_taken += 1
         return slot
@@ -256,7 +271,7 @@ class KVCache:
         self._num_releases += 1
         slot.release_number = self._num_releases
         slot.is_free = True
-        heapq.heappush(slot.shelf.free_rows, slot.row)
+        insort(slot.shelf.free_rows, slot.row)
 
     def fit(self, slot: Slot, length: int) -> bool:
         """Make room for `length` tokens in `slot`, which goes to another shelf where its own is too small.
@@ -268,7 +283,7 @@ class KVCache:
         shelf = self.shelf_for(length)
         if not self._fit(shelf, length, row=True):
             return False
-        self._move(slot, shelf, heapq.heappop(shelf.free_rows))
+        self._move(slot, shelf)
         return True
 
     def grow(self, shelf: Shelf, length: int) -> bool:
@@ -279,34 +294,30 @@ class KVCache:
     @property
     def has_gaps(self) -> bool:
         """Whether there are free slots before one that is taken."""
-        return any(
-            shelf.free_rows and shelf.free_rows[0] < len(shelf.slots) - len(shelf.free_rows)
-            for shelf in self.shelves
-        )
+        return any(shelf.has_gap for shelf in self.shelves)
 
     def close_gaps(self) -> None:
         """Move slots that are taken to the front of their shelves, and drop the places behind them."""
         for shelf in self.shelves:
             used_slots = [slot for slot in shelf.slots if not slot.is_free]
-            free_rows = sorted(shelf.free_rows)
-            while used_slots and free_rows and free_rows[0] < used_slots[-1].row:
-                row = free_rows.pop(0)
-                shelf.free_rows.remove(row)
-                self._move(used_slots.pop(), shelf, row)
+            while shelf.has_gap:
+                self._move(used_slots.pop(), shelf)
         self._drop_ends()
 
     def _fit(self, shelf: Shelf, length: int, *, row: bool = False) -> bool:
         """Have a shelf with room for `length` tokens in each slot, and with `row` one that is free."""
+        if self._has_room(shelf, length, row=row):
+            return True
+        self._drop_ends()
+        return self._has_room(shelf, length, row=row)
+
+    def _has_room(self, shelf: Shelf, length: int, *, row: bool) -> bool:
+        """See `_fit`; with what is there, or what can be added."""
         capacity = shelf.room_for(length)
-        for is_last in (False, True):
-            more = row and not shelf.free_rows
-            if not more and (not shelf.slots or capacity <= shelf.capacity):
-                return True
-            if self._extend(shelf, capacity, more=more):
-                return True
-            if not is_last:
-                self._drop_ends()
-        return False
+        more = row and not shelf.free_rows
+        if not more and (not shelf.slots or capacity <= shelf.capacity):
+            return True
+        return self._extend(shelf, capacity, more=more)
 
     def _extend(self, shelf: Shelf, capacity: int, *, more: bool = True) -> bool:
         """Add places to the slots of a shelf, and with `more` slots as well, as far as there is room."""
@@ -329,10 +340,10 @@ class KVCache:
                     self._forget_blocks(slot, 0)
                 shelf.resize(num_slots, shelf.capacity if num_slots else shelf.rooms[0])
 
-    def _move(self, slot: Slot, shelf: Shelf, row: int) -> None:
-        """Put a slot with what it holds into a row that is not in the heap of free ones."""
-        old_shelf, old_row, free_slot = slot.shelf, slot.row, shelf.slots[row]
-        self._forget_blocks(free_slot, 0)
+    def _move(self, slot: Slot, shelf: Shelf) -> None:
+        """Put a slot with what it holds into the first free row of a shelf."""
+        old_shelf, old_row, row = slot.shelf, slot.row, shelf.free_rows.pop(0)
+        self._forget_blocks(shelf.slots[row], 0)
         length = min(shelf.capacity, old_shelf.capacity)
         for new, old in ((shelf.keys, old_shelf.keys), (shelf.values, old_shelf.values)):
             new[:, row, :, :length] = old[:, old_row, :, :length]
@@ -340,7 +351,7 @@ class KVCache:
         shelf.bias[row, :, :length] = old_shelf.bias[old_row, :, :length]
         old_shelf.bias[old_row] = float("-inf")
         old_shelf.slots[old_row] = Slot(old_shelf, old_row)
-        heapq.heappush(old_shelf.free_rows, old_row)
+        insort(old_shelf.free_rows, old_row)
         slot.shelf, slot.row = shelf, row
         shelf.slots[row] = slot
 
@@ -362,7 +373,6 @@ class KVCache:
         if exactly and donor is not None and donor.is_free:
             num_shared = _common_prefix(donor.ids, prompt_ids, limit)
         if donor is not None and num_shared > own:
-            self.truncate(slot, 0)
             self.copy_prefix(donor, [slot], num_shared)
             return num_shared
         self.truncate(slot, own)
@@ -473,10 +483,9 @@ class KVCache:
     def wipe(self) -> None:
         """A pass failed midway: what it wrote may be no numbers, and NaN shines through any mask."""
         self.forget_everything()
-        with torch.inference_mode(mode=False):
-            for shelf in self.shelves:
-                shelf.keys.zero_()
-                shelf.values.zero_()
+        for shelf in self.shelves:
+            shelf.keys.zero_()
+            shelf.values.zero_()
 
     def _longest_match(self, hashes: Sequence[int], asking: Slot | None) -> tuple[Slot | None, int]:
         for count in range(len(hashes), 0, -1):
@@ -497,7 +506,7 @@ def _rooms(max_context: int) -> list[int]:
     context."""
     rooms = [GROWTH]
     while rooms[-1] < max_context:
-        next_room = max(rooms[-1] * 9 // 8, rooms[-1] + 1)
+        next_room = rooms[-1] * 9 // 8
         rooms.append(-(-min(next_room, max_context) // GROWTH) * GROWTH)
     return rooms
 
