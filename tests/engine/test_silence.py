@@ -3,6 +3,11 @@
 import subprocess
 import sys
 
+from rllm.agents.conversation import ConversationAgent
+from rllm.engine import AgentExecutionEngine
+from rllm.environments import SingleTurnEnvironment
+from rllm.inference.scripted import ScriptedClient
+
 PROGRAMS = """
 import asyncio, gc, tempfile
 from contextlib import aclosing
@@ -97,3 +102,24 @@ def test_clients_that_programs_and_engines_leave_open_end_in_silence() -> None:
         assert ended.returncode == 0, ended.stderr
         for words in ("Event loop is closed", "Unclosed", "never retrieved", "Traceback"):
             assert words not in ended.stderr, ended.stderr
+
+
+async def test_connections_of_a_client_that_the_engine_made_are_given_back_when_nothing_runs() -> None:
+    released = list[int]()
+
+    class Client(ScriptedClient):
+        async def release(self) -> None:
+            released.append(len(engine.rollouts))
+
+    engine = AgentExecutionEngine(
+        ConversationAgent,
+        SingleTurnEnvironment,
+        env_args={"reward_fn": lambda task, answer: 1.0},
+        rollout_engine=Client(lambda _: "4"),
+    )
+    tasks = [{"task_id": str(place), "question": "2+2?"} for place in range(3)]
+    await engine.execute_tasks(tasks)
+    assert not released, "it is the caller's"
+    engine.owns_client = True
+    await engine.execute_tasks(tasks)
+    assert released == [0]

@@ -226,7 +226,6 @@ class ProgressWatchdog:
                 self._on_stall()
             except Exception as save_error:  # noqa: BLE001  whatever it is, the stall is what has to be told
                 error.add_note(f"What was to be done about it failed too: {save_error!r}")
-                _LOG.exception("on_stall failed")
 
     def _message(self, live: Sequence[LiveRollout], for_s: float) -> str:
         counts = self.engine.counts
