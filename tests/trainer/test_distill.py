@@ -366,6 +366,9 @@ class FakeTeacher:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded, self.fails, self.scores, self.renamed = loaded, 0, True, dict[int, str]()
         self.max_model_len = 512
+        self.fail_headers: dict[str, str] = {}
+        self.prompts: list[list[int]] = []
+        self.authorizations: list[str | None] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
 
@@ -396,15 +399,19 @@ class FakeTeacher:
     async def _complete(self, request: web.Request) -> web.Response:
         if self.fails:
             self.fails -= 1
-            return web.Response(status=503)
+            return web.Response(status=503, headers=self.fail_headers)
         asked = await request.json()
         prompt = asked["prompt"]
+        self.prompts.append(prompt)
+        self.authorizations.append(request.headers.get("Authorization"))
+        if len(prompt) + asked["max_tokens"] > self.max_model_len:
+            return web.Response(status=400, text="too long")
         choice: dict[str, Any] = {"index": 0, "text": "x"}
         if "prompt_logprobs" not in asked:
             choice |= self._said()
         elif self.scores:
             row = _row([None, *[-1.0] * (len(prompt) - 1)])
-            row.token_ids_T = np.array(prompt)
+            row.token_ids_T, row.temperature = np.array(prompt), asked["temperature"]
             (scores_T,) = ModelScorer(model=self.loaded.model).score([row])
             choice["prompt_logprobs"] = [None, *map(self._entry, prompt[1:], scores_T[1:].tolist())]
         return web.json_response({"id": "1", "choices": [choice]})
@@ -439,8 +446,19 @@ def test_a_server_says_what_the_directory_says(served: FakeTeacher) -> None:
     scorer = ServerScorer(served.url)
     scorer.require_room(500)
     scorer.require_same_vocabulary(served.loaded.tokenizer)
+    served.prompts.clear()
     for mine, theirs in zip(scorer.score(rows), expected, strict=True):
         assert np.abs(mine - theirs).max() < 1e-6
+    assert sorted(map(len, served.prompts)) == [2, 4], "nothing is sent behind the last trained token"
+
+
+def test_a_server_is_told_the_key_of_the_call_or_of_the_environment(
+    served: FakeTeacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of-the-environment")
+    for key in ("of-the-call", None):
+        ServerScorer(served.url, api_key=key).require_room(100)
+    assert served.authorizations == ["Bearer of-the-call", "Bearer of-the-environment"]
 
 
 def test_a_student_learns_from_what_a_server_writes_and_from_what_it_says(
@@ -465,6 +483,22 @@ def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_ends_the_run
         scorer.score([_row([None, -1.0])])
 
 
+def test_each_retry_waits_twice_as_long_or_as_long_as_the_server_asks(
+    served: FakeTeacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    for served.fail_headers, expected in (({}, [3.0, 6.0, 12.0]), ({"Retry-After": "7"}, [7.0, 7.0, 7.0])):
+        waits.clear()
+        served.fails = 3
+        ServerScorer(served.url, retry_wait_s=3.0).score([_row([None, -1.0])])
+        assert waits == expected
+
+
 def test_a_server_that_cannot_score_is_refused(served: FakeTeacher) -> None:
     served.scores = False
     with pytest.raises(ConfigError, match=r"`prompt_logprobs`.*vLLM"):
@@ -474,15 +508,27 @@ def test_a_server_that_cannot_score_is_refused(served: FakeTeacher) -> None:
 def test_a_server_without_room_for_a_row_is_refused(served: FakeTeacher) -> None:
     with pytest.raises(ConfigError, match="511 tokens"):
         ServerScorer(served.url).require_room(512)
+    ServerScorer(served.url).require_room(511)
 
 
-def test_a_servers_other_vocabulary_is_found_and_its_first_token_named(served: FakeTeacher) -> None:
-    served.renamed = {300: "one", 299: "two"}
+@pytest.mark.parametrize(("first", "other"), [(299, 300), (0, 1)])
+def test_a_servers_other_vocabulary_is_found_and_its_first_token_named(
+    served: FakeTeacher, first: int, other: int
+) -> None:
+    served.renamed = {other: "one", first: "two"}
     scorer = ServerScorer(served.url)
     scorer.require_room(100)
     tokenizer: HuggingFaceTokenizer = served.loaded.tokenizer
-    with pytest.raises(ConfigError, match=f"token 299 is {tokenizer.token_text(299)!r} .*student .*'two'"):
+    with pytest.raises(ConfigError) as refused:
         scorer.require_same_vocabulary(tokenizer)
+    assert f"token {first} is {tokenizer.token_text(first)!r} for the student and 'two'" in str(refused.value)
+
+
+def test_a_vocabulary_is_compared_in_prompts_that_a_server_of_short_rows_takes(served: FakeTeacher) -> None:
+    served.max_model_len = 100
+    scorer = ServerScorer(served.url)
+    scorer.require_room(99)
+    scorer.require_same_vocabulary(served.loaded.tokenizer)
 
 
 def test_rows_that_a_server_cannot_score_as_they_were_sampled_are_refused(served: FakeTeacher) -> None:

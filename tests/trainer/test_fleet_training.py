@@ -20,6 +20,7 @@ from rllm.models.directory import load_model, save_model
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer import samplers
+from rllm.trainer.policies import make_client
 from rllm.trainer.replay import replay
 from rllm.types.episode import Episode
 
@@ -28,6 +29,8 @@ from policy_server import PolicyServer
 from tensor_receiver import MemoryNccl, MemorySender
 
 STEPS = 4
+VOCABULARY = 604
+"""Of `builtin:tiny`."""
 FIRST, SECOND = "http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"
 SERVED = {"engine": "vllm", "lockstep": False, "servers": [FIRST]}
 Edit = Callable[[str, Any], Any]
@@ -329,6 +332,18 @@ def test_a_server_that_speaks_of_another_temperature_than_it_samples_at_is_refus
     assert all(line["canary_gap"] < 1e-4 for line in _lines(tmp_path / "processed"))
 
 
+def test_a_server_whose_answers_are_a_hundredth_of_a_nat_likelier_than_it_says_is_refused(
+    letters: ModuleType, servers: list[PolicyServer], tmp_path: Path
+) -> None:
+    def shift(choice: dict[str, Any]) -> None:
+        logprobs = choice["logprobs"]["token_logprobs"]
+        choice["logprobs"]["token_logprobs"] = [each - 0.01 for each in logprobs]
+
+    servers[1].edit = _choices(shift)
+    with pytest.raises(CanaryError, match="processed"):
+        letters.make_trainer(tmp_path / "run", _on(servers)).train()
+
+
 def test_a_server_with_a_shorter_context_is_refused_by_its_address(
     letters: ModuleType, foreign_weights: Path, tmp_path: Path
 ) -> None:
@@ -368,6 +383,10 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "no log-probabilities": (_choices(lambda choice: choice.pop("logprobs")), "no log-probabilities"),
     "no scores": (_choices(lambda choice: choice.pop("prompt_logprobs", None)), "how likely"),
     "a limit of its own": (_choices(_cut), "--generation-config vllm"),
+    "an id that is no token of the model": (
+        _choices(lambda choice: choice["token_ids"].__setitem__(0, VOCABULARY)),
+        f"id {VOCABULARY} of a vocabulary of {VOCABULARY}",
+    ),
 }
 
 
@@ -450,6 +469,53 @@ def test_what_servers_cannot_do_is_refused_by_name(changes: dict[str, Any], key:
     whole = changes if "inference" in changes else {"inference": SERVED, **changes}
     with pytest.raises(ConfigError, match=key):
         load_config(whole)
+
+
+@pytest.mark.parametrize(("transfer", "spared_gpu"), [("files", None), ("nccl", 3)])
+async def test_each_policys_replicas_have_gpus_weights_and_logs_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transfer: str, spared_gpu: int | None
+) -> None:
+    """Of the second of two policies, with two replicas each."""
+    started: list[tuple[Any, ...]] = []
+
+    async def start(settings: Any, num: int, logs: Path, *stack: Any, **gpus: Any) -> list[Any]:
+        started.append((settings, num, logs, gpus))
+        raise InterruptedError
+
+    monkeypatch.setattr(samplers, "start_replicas", start)
+    inference = {**SERVED, "servers": [], "replicas": 2, "server_python": "python", "num_slots": 5}
+    settings = {
+        "policies": {"one": {}, "two": {}},
+        "inference": {**inference, "max_context": 77, "max_prefill_tokens": 99},
+    }
+    config = load_config(settings)
+    config.inference.weight_transfer, config.model.device = transfer, "cuda:3"
+    create_model(tmp_path / "model", "tiny", 0)
+    model = load_model(tmp_path / "model")
+    with pytest.raises(InterruptedError):
+        async with samplers.open_client(config, "two", model, tmp_path):
+            raise AssertionError("no server has started")
+    ((server, num, logs, gpus),) = started
+    assert (num, logs) == (2, tmp_path / "servers" / "two")
+    assert gpus == {"first_gpu": 2, "spared_gpu": spared_gpu}
+    assert server.model == tmp_path / "served_weights" / "two" / "initial"
+    assert (server.max_context, server.max_requests, server.max_prefill_tokens) == (77, 5, 99)
+    assert server.takes_tensors == (transfer == "nccl")
+    assert (server.adapter_rank, server.reads_images) == (0, False)
+    assert not (tmp_path / "served_weights").exists(), "what servers would have read is gone"
+
+
+def test_a_python_without_servers_is_refused_before_any_work(tmp_path: Path) -> None:
+    inference = {**SERVED, "servers": [], "replicas": 1, "server_python": str(tmp_path / "python")}
+    with pytest.raises(ConfigError, match=r"inference\.server_python"):
+        samplers.require_servers(load_config({"inference": inference}))
+
+
+async def test_only_a_sampler_that_measures_it_says_how_long_it_had_work(foreign_weights: Path) -> None:
+    client = make_client(TrainConfig(), load_model(foreign_weights))
+    assert samplers.busy_s(client) == 0.0
+    assert samplers.busy_s(object()) is None
+    await client.close()
 
 
 def test_over_nccl_each_server_needs_a_gpu_beside_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,8 +88,10 @@ class ServerScorer:
         """Raises ConfigError naming the first id that the server takes for another token."""
         ids = sorted(tokenizer.vocabulary())
         assert self._facts is not None, "require_room has asked it"
-        size = max(1, min(MOST_IDS_AT_ONCE, self._facts.max_context - 2))
-        prompts = [[ids[0], *ids[start : start + size]] for start in range(0, len(ids), size)]
+        size = min(
+            MOST_IDS_AT_ONCE, self._facts.max_context - 2
+        )  # one before them, and one that is generated
+        prompts = [[ids[start], *ids[start : start + size]] for start in range(0, len(ids), size)]
         try:
             answers = list(self._run(prompts))
         except ValueError as error:
