@@ -7,6 +7,7 @@ are written out here once more, by definition.
 import copy
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,21 @@ def test_nothing_that_computes_tied_rows_changes_the_update(estimator: str, copi
             for variant, probe in zip(variants, others, strict=True):
                 gap = (probe.gradient(picks) - expected).abs().max()
                 assert gap < 1e-7, (aggregation, picks, variant)
+
+
+def test_a_probe_applies_the_first_step_of_its_run(tmp_path: Path) -> None:
+    own = tmp_path / "step.py"
+    own.write_text(
+        "def plain(tokens):\n    return -tokens.advantages_M * tokens.new_M\n"
+        "def growing(tokens, context):\n    return (1 + context.step) * plain(tokens)\n"
+    )
+    picks: Picks = ((0, 1, 2), (0, 1))
+    plain, growing = (
+        _probe("rloo", "token_mean", f"algorithm.loss={own}:{name}").gradient(picks)
+        for name in ("plain", "growing")
+    )
+    assert plain.abs().max() > 0.0
+    assert torch.equal(plain, growing)
 
 
 # ---- advantages of tokens: a critic's and a teacher's ----------------------------------------------------

@@ -5,7 +5,6 @@
 Attempts keep the ids that were sampled.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,11 +73,11 @@ def plays_of(
     """
     plays: list[StoredAttempt] = []
     counts = RunCounts()
-    roles: Counter[str] = Counter()
+    roles = set[str]()
     for episode in episodes:
         for trajectory in episode.trajectories:
             counts.trajectories += 1
-            roles[trajectory.name] += 1
+            roles.add(trajectory.name)
             reward = trajectory.reward
             if data.role not in ("", trajectory.name):
                 counts.other_role += 1
