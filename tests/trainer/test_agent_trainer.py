@@ -1,4 +1,5 @@
 import gc
+import itertools
 import json
 import re
 import shutil
@@ -254,6 +255,39 @@ def test_one_bad_answer_of_an_environment_costs_one_episode(
     )
     with pytest.raises(RewardError, match=r"Moody\.step returned nan"):
         strict.train()
+
+
+def test_what_no_store_can_hold_costs_one_episode(letters: ModuleType, tmp_path: Path) -> None:
+    num_answers = itertools.count()
+
+    class Careless(letters.LetterAgent):  # type: ignore[name-defined, misc]
+        def update_from_model(self, response: str, **kwargs: Any) -> Any:
+            action = super().update_from_model(response, **kwargs)
+            if next(num_answers) == 9:
+                self.trajectory.steps[-1].info["socket"] = object()
+            return action
+
+    settings = {"steps": 1, "warm_start": {"steps": 0}, "evaluation": {"every_steps": 0}}
+    letters.make_trainer(tmp_path / "run", settings, agent_class=Careless).train()
+    with EpisodeStore.open(tmp_path / "run" / "store.sqlite", read_only=True) as store:
+        outcomes = [each.outcome for phase in store.phases() for each in store.episodes(phase)]
+    assert sum(each is not Outcome.SCORED for each in outcomes) == 1
+
+
+def test_a_checkpoint_has_the_row_that_the_next_publish_is_compared_by(finished: Path) -> None:
+    last = max((finished / "checkpoints").glob("step-*"))
+    ((policy, canary),) = json.loads((last / "state.json").read_text())["canaries"].items()
+    assert policy == "policy"
+    assert len(canary["sampler_logprobs"]) == len(canary["trainer_logprobs"]) > 0
+
+
+def test_the_reference_is_the_policy_that_the_warm_start_ended_with(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    settings = {"steps": 1, "warm_start": {"steps": 3}, "algorithm": {"kl_coef": 0.1}}
+    letters.make_trainer(tmp_path / "run", settings).train()
+    (line,) = [each for each in read_metrics(tmp_path / "run" / "metrics.jsonl") if each["phase"] == "train"]
+    assert line["divergence"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_groups_that_all_tie_leave_the_weights_and_are_counted(letters: ModuleType, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.distill import AgentDistillTrainer
 from rllm.trainer.reference import ModelScorer
+from rllm.trainer.schedules import temperature
 from rllm.trainer.teacher import Teacher, require_same_vocabulary
 from rllm.trainer.teacher_server import ServerScorer
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
@@ -333,6 +334,12 @@ def test_prompts_without_rewards_are_distilled_and_nothing_is_said_of_success(
     assert summary["after"]["reverse_kl"] > 0.0
     assert "success" not in summary["after"]
     assert (tmp_path / "run" / "curve.png").is_file()
+
+
+def test_a_distillation_samples_at_one_temperature_throughout(small_model: Path) -> None:
+    settings = {"rollout": {"temperature": 0.5}, "steps": 3}
+    trainer = AgentDistillTrainer(settings, [{"prompt": "a"}], teacher=small_model)
+    assert [temperature(trainer.config, step) for step in range(3)] == [0.5, 0.5, 0.5]
 
 
 def test_a_dataset_row_without_a_prompt_is_named() -> None:

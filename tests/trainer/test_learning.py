@@ -314,6 +314,39 @@ def test_entropy_counts_less_with_every_step_and_nothing_in_the_last(learner: Ca
     assert coefs == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0])
 
 
+def test_an_algorithm_of_ones_own_is_told_where_in_the_run_it_is_applied(
+    played: tuple[list[Episode], list[Episode]], learner: Callable[..., Learner], tmp_path: Path
+) -> None:
+    own = tmp_path / "told.py"
+    own.write_text(
+        "def number_of(context):\n    return context.step + 10 * context.total_steps + 100 * context.seed\n"
+        "def estimator(rewards_G, context):\n    return 0 * rewards_G + number_of(context)\n"
+        "def loss(tokens, context):\n"
+        "    return 0 * tokens.new_M + number_of(context) + 1e5 * context.config.entropy_coef\n"
+    )
+    algorithm = {"estimator": f"{own}:estimator", "loss": f"{own}:loss", "entropy_coef": 1e-3}
+    batch, metrics = learn(learner(steps=5, seed=7, algorithm=algorithm), played[0], 2)
+    number = 2 + 10 * 5 + 100 * 7
+    assert set(_advantage_of(batch).values()) == {number}
+    # Of the coefficient half is left at the third of five steps; entropy itself counts for less than 0.01.
+    assert metrics["loss"] == pytest.approx(number + 1e5 * 1e-3 / 2, abs=0.01)
+
+
+def test_a_group_with_attempts_of_a_middling_reward_does_not_tie(
+    played: tuple[list[Episode], list[Episode]], learner: Callable[..., Learner]
+) -> None:
+    """Those have advantage 0 each; a group ties where all of its attempts have."""
+    episodes = deepcopy(played[0])
+    tied_id, other_id = sorted({each.task_id for each in episodes})
+    for each in episodes:
+        each.trajectories[0].reward = {0: 0.0, 1: 1.0}.get(each.rollout_idx, 0.5)
+        if each.task_id == tied_id:
+            each.trajectories[0].reward = 0.5
+    batch, metrics = learn(learner(algorithm={"ties": "drop", "estimator": "dr_grpo"}), episodes, 0)
+    assert _advantage_of(batch) == {(other_id, each): [-0.5, 0.5, 0, 0, 0, 0][each] for each in range(6)}
+    assert metrics["groups_tied"] == 1
+
+
 def test_an_adaptive_coefficient_rises_while_the_divergence_is_above_its_target(
     played: tuple[list[Episode], list[Episode]], learner: Callable[..., Learner]
 ) -> None:

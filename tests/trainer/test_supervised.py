@@ -322,7 +322,9 @@ def test_a_plan_writes_nothing_and_a_refused_run_leaves_nothing(tmp_path: Path) 
         def make_job(self, policy: PolicyModel) -> LetterJob:
             raise ConfigError("no such data")
 
-    assert LetterTrainer(SETTINGS, output=tmp_path / "run").plan() == {"optimizer_updates": 6}
+    planned = LetterTrainer(SETTINGS, output=tmp_path / "run")
+    assert planned.plan() == {"optimizer_updates": 6}
+    assert planned.job.closed
     with pytest.raises(ConfigError, match="no such data"):
         Refusing(SETTINGS, output=tmp_path / "run").train()
     assert list(tmp_path.iterdir()) == []
