@@ -528,7 +528,8 @@ def test_a_servers_other_vocabulary_is_found_and_its_first_token_named(
     tokenizer: HuggingFaceTokenizer = served.loaded.tokenizer
     with pytest.raises(ConfigError) as refused:
         scorer.require_same_vocabulary(tokenizer)
-    assert f"token {first} is {tokenizer.token_text(first)!r} for the student and 'two'" in str(refused.value)
+    assert f"token {first} is {tokenizer.token_text(first)!r}" in str(refused.value)
+    assert "'two'" in str(refused.value)
 
 
 def test_a_vocabulary_is_compared_in_prompts_that_a_server_of_short_rows_takes(served: FakeTeacher) -> None:

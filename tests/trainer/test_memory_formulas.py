@@ -93,7 +93,7 @@ def test_parameters_are_those_of_the_decoder(changes: dict[str, Any]) -> None:
     assert sorted(layer_matrices(shape)) == sorted(matrices)
     assert matrix_parameters(shape) == sum(matrices)
     assert vocabulary_parameters(shape) == 1009 * WIDTH * (1 if shape.tied else 2)
-    assert cache_bytes(shape, 3, 33, 2) == 2 * 3 * 64 * (2 * shape.num_layers * KEYS + 2)
+    assert cache_bytes(shape, 3, 33, 2, cache_tokens=0) == 2 * 3 * 64 * (2 * shape.num_layers * KEYS + 2)
 
 
 LONG = MicroBatch(num_prefixes=300, prefix=2000, num_rows=700, suffix=1000, trained_tokens=1000)
@@ -170,6 +170,7 @@ def test_rows_without_a_prompt_of_their_group_and_short_ones_behind_a_long_one_f
 PLAIN = MicroBatch(num_prefixes=0, prefix=0, num_rows=5, suffix=11, trained_tokens=4)
 SHARED = MicroBatch(num_prefixes=2, prefix=9, num_rows=7, suffix=5, trained_tokens=3)
 BEHIND_LONG = MicroBatch(num_prefixes=1, prefix=400, num_rows=40, suffix=7, trained_tokens=7)
+FEW_STATES = replace(PLAIN, trained_tokens=1)
 WHOLE = MicroBatch(num_prefixes=0, prefix=0, num_rows=5, suffix=11, trained_tokens=11)
 SMALL_VOCABULARY = replace(SHAPE, vocab_size=11, intermediate_size=5, tied=True)
 WIDE_GATE = replace(SHAPE, vocab_size=11, intermediate_size=900, qk_norm=False)
@@ -178,7 +179,6 @@ IN_4: dict[str, Any] = {"element": 4, "logit_tokens": 1000}
 ADAPTED: dict[str, Any] = {
     "element": 2,
     "logit_tokens": 6,
-    "lora_rank": 3,
     "trains_vocabulary": False,
     "upcasts_norms": True,
 }
@@ -196,12 +196,20 @@ PASSES = {
     "many queries": Pass(shape=SMALL_VOCABULARY, batch=LONG, **IN_4),
     "one layer": Pass(shape=ONE_LAYER, batch=PLAIN, **IN_4),
     "one layer, computed again": Pass(shape=ONE_LAYER, batch=SHARED, **IN_4, recomputes=True),
-    "adapter": Pass(shape=SHAPE, batch=SHARED, num_targets=7, **ADAPTED),
+    "adapter": Pass(shape=SHAPE, batch=SHARED, lora_columns=21, **ADAPTED),
     "adapter of two": Pass(
-        shape=SHAPE, batch=PLAIN, num_targets=2, kept_inputs=frozenset({"qkv", "down"}), **ADAPTED
+        shape=SHAPE, batch=PLAIN, lora_columns=6, kept_inputs=frozenset({"qkv", "down"}), **ADAPTED
     ),
     "adapter in float32": Pass(
-        shape=SHAPE, batch=PLAIN, num_targets=7, **{**ADAPTED, "element": 4, "upcasts_norms": False}
+        shape=SHAPE, batch=PLAIN, lora_columns=21, **{**ADAPTED, "element": 4, "upcasts_norms": False}
+    ),
+    "one token at a time": Pass(shape=SHAPE, batch=SHARED, element=4, logit_tokens=1),
+    "in large chunks": Pass(shape=SHAPE, batch=WHOLE, element=4, logit_tokens=50),
+    "tied": Pass(shape=replace(SHAPE, tied=True), batch=PLAIN, **IN_4),
+    "few states": Pass(shape=WIDE_GATE, batch=FEW_STATES, **IN_4),
+    "few states of one layer": Pass(shape=ONE_LAYER, batch=FEW_STATES, **IN_4),
+    "few states of one layer, computed again": Pass(
+        shape=ONE_LAYER, batch=FEW_STATES, **IN_4, recomputes=True
     ),
     "critic": Pass(shape=SHAPE, batch=SHARED, element=4, logit_tokens=0),
 }
@@ -341,12 +349,13 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 
 def bytes_of_pass(name: str) -> dict[str, int]:
     each = PASSES[name]
-    training, gradients = each.training(), {"of_layer": 1_000, "of_vocabulary": 30_000}
+    training, sizes = each.training(), {"of_layer": 1_000, "of_vocabulary": 30_000}
     return {
         **asdict(training),
         "most": training.most,
-        "only_pass": training.with_gradients(500_000, **gradients, is_only=True),
-        "later_pass": training.with_gradients(500_000, **gradients, is_only=False),
+        "only_pass": training.with_gradients(500_000, **sizes, is_only=True),
+        "only_pass_of_little": training.with_gradients(2_000, **sizes, is_only=True),
+        "later_pass": training.with_gradients(500_000, **sizes, is_only=False),
         "scoring": each.scoring(),
     }
 
@@ -356,7 +365,7 @@ def bytes_of_plan(name: str) -> dict[str, Any]:
     config = load_config(BASE, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "accelerator_bytes", lambda device: 80 * 10**9)
-        plan = memory_plan(config, **ranks)
+        plan = memory_plan(config, **{"num_ranks": 1, "num_local_ranks": 1, **ranks})
     assert plan is not None
     facts = plan.facts()
     return {key: value for key, value in facts.items() if key not in ("machine", "warning") and value}

@@ -224,9 +224,8 @@ class Pass:
     logit_tokens: int
     """Tokens that have logits at the same time; 0 for a critic, which has none."""
     kept_inputs: frozenset[str] = frozenset({"qkv", "out", "gate_up", "down"})
-    lora_rank: int = 0
-    num_targets: int = 0
-    """Layers of each block with an adapter."""
+    lora_columns: int = 0
+    """The rank of an adapter times the layers of each block that have one; 0 without an adapter."""
     trains_vocabulary: bool = True
     """Whether embedding and output layer have gradients."""
     recomputes: bool = False
@@ -243,17 +242,18 @@ class Pass:
             self._activations(is_last=True),
             self._fixed_bytes(),
         )
-        full_top = full + self._backward(batch.num_tokens, is_last=False)
-        last_top = last + self._backward(batch.num_states, is_last=True)
+        full_backward = self._backward(batch.num_tokens)
+        full_top = full + full_backward
+        last_top = last + self._backward(batch.num_states)
         first_top = full_top if below else last_top
         entering = batch.num_tokens * self.element * self.shape.hidden_size
         if self.recomputes:
             peak_bytes = fixed_bytes + (below + 1) * entering
-            upper = max(full_top if below else 0, last_top) - entering
+            upper = (max(full_top, last_top) if below else last_top) - entering
             below_loss = peak_bytes
         else:
             peak_bytes = fixed_bytes + below * full
-            upper = max(last_top, self._backward(batch.num_tokens, is_last=False) if below else 0)
+            upper = max(full_backward, last_top) if below else last_top
             below_loss = peak_bytes + last
         return PassMemory(
             at_loss=below_loss + self._outputs() + self._logits(),
@@ -280,7 +280,7 @@ class Pass:
 
     @property
     def _sizes(self) -> LayerSizes:
-        widening = FLOAT // self.element if self.lora_rank else 1
+        widening = FLOAT // self.element if self.lora_columns else 1
         return layer_sizes(self.shape, kept_inputs=self.kept_inputs, widening=widening)
 
     def _activations(self, *, is_last: bool) -> int:
@@ -296,7 +296,7 @@ class Pass:
             + 2 * queries * batch.num_queries(is_last=is_last)
             + query_copies
         )
-        lora = self.lora_rank * self.num_targets * batch.num_tokens
+        lora = self.lora_columns * batch.num_tokens
         norms = self._norms(batch.num_tokens + num_finished)
         if shape.qk_norm and self.upcasts_norms:
             norms += 2 * FLOAT * (queries + sizes.keys // 2) * batch.num_tokens
@@ -304,11 +304,11 @@ class Pass:
 
     def _norms(self, num_states: int) -> int:
         """Bytes that norms of so many states keep beyond the states themselves."""
-        copies = 1 if self.lora_rank else 2  # without a trained weight its other factor is not kept
+        copies = 1 if self.lora_columns else 2  # without a trained weight its other factor is not kept
         each = (copies * FLOAT - self.element) * self.shape.hidden_size
         return each * num_states if self.upcasts_norms else 0
 
-    def _backward(self, num_finished: int, *, is_last: bool) -> int:
+    def _backward(self, num_finished: int) -> int:
         """Bytes beyond what is kept, at most, while a layer works backwards; less where it has let go of more
         than it made. First its MLP: gradients of the gate's factors. Then attention: gradients of queries,
         keys and values, when what the MLP kept is free."""
@@ -316,7 +316,7 @@ class Pass:
         queries = shape.num_heads * shape.head_dim
         gate = (2 * shape.intermediate_size + shape.hidden_size) * num_finished
         laid_out = sizes.keys * batch.num_keys
-        attention_bytes = laid_out + (queries + (0 if batch.prefix else sizes.keys)) * num_finished
+        attention_bytes = laid_out + queries * num_finished
         prefixes = sizes.keys * batch.num_rows * batch.prefix // 2
         split = 2 * (queries + sizes.keys) * batch.num_tokens + queries * num_finished + prefixes
         attention = max(attention_bytes, split) - sizes.mlp * num_finished

@@ -458,8 +458,7 @@ def _passes(
         gradients = FLOAT * lora_parameters(shape, adapter.rank, targets)
         policy = {
             "kept_inputs": frozenset(LORA_INPUTS[target] for target in targets),
-            "lora_rank": adapter.rank,
-            "num_targets": len(targets),
+            "lora_columns": adapter.rank * len(targets),
             "trains_vocabulary": False,
         }
     both: dict[str, Any] = {
