@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer import learning
 from rllm.trainer.ahead import StepsAhead
+from rllm.trainer.loop import _idle_shares
 from rllm.trainer.replay import replay
 from rllm.types.episode import Episode, Outcome
 
@@ -60,6 +61,19 @@ def _ages(run: Path) -> dict[int, list[int]]:
         ]
         ages[step] = [sum(later > version for later in published[:step]) for version in versions]
     return ages
+
+
+def test_an_idle_share_is_the_part_of_a_step_without_work() -> None:
+    ahead: Any = SimpleNamespace(metrics={"rollout_s": 2.0})
+    clients = {"one": SimpleNamespace(busy_s=5.0), "two": SimpleNamespace(busy_s=7.0)}
+    run: Any = SimpleNamespace(clients=clients)
+    shares = _idle_shares(run, ahead, sampled_s=3.0, elapsed_s=10.0)
+    assert shares == pytest.approx({"trainer_idle": 0.2, "sampler_idle": 1.0 - (6.0 - 3.0) / 10.0})
+    assert _idle_shares(run, ahead, sampled_s=3.0, elapsed_s=2.0)["sampler_idle"] == 0.0
+    alone: Any = SimpleNamespace(clients={"one": clients["one"]})
+    assert _idle_shares(alone, ahead, sampled_s=3.0, elapsed_s=10.0)["sampler_idle"] == pytest.approx(0.8)
+    clients["two"] = SimpleNamespace()  # a sampler that does not say how long it had work
+    assert _idle_shares(run, ahead, sampled_s=3.0, elapsed_s=10.0) == pytest.approx({"trainer_idle": 0.2})
 
 
 def test_without_staleness_an_asynchronous_run_has_the_bits_of_a_synchronous_one(
