@@ -127,27 +127,39 @@ async def test_calls_run_out_in_their_order_and_one_timer_serves_all_of_a_limit(
             ends.append(f"{name} {'ran out' if timer.turns_into_timeout(timed) else 'was cancelled'}")
         finally:
             timer.end(timed)
-        assert task.cancelling() == (name == "third")
+        assert task.cancelling() == (name in ("third", "fifth"))
 
     tasks: list[asyncio.Task[None]] = []
-    events = [asyncio.Event() for _ in range(4)]
-    for number, name in enumerate(("first", "second", "third", "fourth")):
+    events = [asyncio.Event() for _ in range(5)]
+    for number, name in enumerate(("first", "second", "third", "fourth", "fifth")):
         now[0] = float(number)
         tasks.append(asyncio.create_task(call(name, events[number])))
         await asyncio.sleep(0)
     assert [when for when, _ in rings] == [10.0], "for the first alone"
-    events[0].set()
     tasks[2].cancel()
-    await asyncio.gather(tasks[0], tasks[2], return_exceptions=True)
+    await tasks[2]
+    events[0].set()
+    await tasks[0]
     now[0] = 11.0
     rings.pop()[1]()
-    await tasks[1]
+    async with asyncio.timeout(5):
+        await tasks[1]
     assert [when for when, _ in rings] == [13.0], "for the first that is left"
     events[3].set()
     await tasks[3]
+    now[0] = 14.0
     rings.pop()[1]()
+    tasks[4].cancel()  # by somebody else, in the same moment
+    async with asyncio.timeout(5):
+        await tasks[4]
     assert rings == []
-    assert ends == ["first answered", "third was cancelled", "second ran out", "fourth answered"]
+    assert ends == [
+        "third was cancelled",
+        "first answered",
+        "second ran out",
+        "fourth answered",
+        "fifth was cancelled",
+    ]
 
 
 async def test_an_answer_in_time_ends_its_limit() -> None:

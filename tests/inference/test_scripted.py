@@ -33,6 +33,8 @@ async def test_an_answer_is_a_whole_model_output() -> None:
     assert output.completion_ids[-1] == 0
     assert len(output.logprobs) == len(output.policy_versions) == len(output.completion_ids) == 6
     assert output.policy_versions == [7] * 6
+    assert output.logprobs == [0.0] * 6
+    assert (await ScriptedClient(["Right"]).get_model_response(ASK)).weight_version == 0
     assert (output.weight_version, output.finish_reason) == (7, FinishReason.STOP)
     assert (output.logprob_meaning, output.temperature) == (LogprobMeaning.TEMPERATURE, 0.5)
     assert output.usage == {
@@ -100,6 +102,42 @@ async def test_an_answer_is_not_given_before_what_it_waits_for() -> None:
     assert (await answer).text == "late"
 
 
+async def test_others_have_their_turn_before_an_answer_is_there() -> None:
+    turns: list[str] = []
+    asyncio.get_running_loop().call_soon(turns.append, "other")
+    await ScriptedClient(["Right"]).get_model_response(ASK)
+    assert turns == ["other"]
+
+
+async def test_the_next_prompt_goes_on_behind_the_ids_that_were_sampled() -> None:
+    client = ScriptedClient([ScriptedAnswer(text="Right", token_ids=[5, 6, 0]), "Down"])
+    async with client.session(("task", 0)) as session:
+        first = await session.respond(ASK, SamplingParams())
+        more: list[Message] = [
+            *ASK,
+            {"role": "assistant", "content": "Right"},
+            {"role": "user", "content": "?"},
+        ]
+        num_tokens = session.prompt_tokens(more)
+        second = await session.respond(more, SamplingParams())
+    assert second.prompt_ids[: len(first.prompt_ids) + 3] == [*first.prompt_ids, 5, 6, 0]
+    assert num_tokens == len(second.prompt_ids)
+
+
+async def test_calls_of_the_tools_that_are_offered_are_read() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    text = 'Wait.\n<tool_call>\n{"name": "look", "arguments": {"at": 3}}\n</tool_call>'
+    client = ScriptedClient([text, text])
+    async with client.session(("task", 0)) as session:
+        with_tools = await session.respond(ASK, SamplingParams(), [tool])
+    async with client.session(("task", 1)) as session:
+        without = await session.respond(ASK, SamplingParams())
+    assert [(call.name, call.arguments) for call in with_tools.tool_calls] == [("look", {"at": 3})]
+    assert (with_tools.content.strip(), with_tools.text) == ("Wait.", text)
+    assert (without.tool_calls, without.content) == ([], text)
+    assert client.offered == [[tool], []]
+
+
 async def test_what_never_comes_can_be_given_up() -> None:
     client = ScriptedClient([ScriptedAnswer(text="never", wait_for=asyncio.Event().wait)])
     answer = asyncio.create_task(client.get_model_response(ASK))
@@ -147,6 +185,11 @@ def test_the_code_point_tokenizer_takes_any_text_and_gives_it_back() -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode("\0") == [0]
     assert tokenizer.decode([0]) == ""
+    assert [tokenizer.token_text(token) for token in (0, *tokenizer.encode("a🙂"))] == ["\0", "a", "🙂"]
+    assert tokenizer.max_token_chars == 1
+    assert tokenizer.with_template_variables({"think": False}) is tokenizer
+    assert tokenizer.images is not None
+    assert tokenizer.images.with_frames("as it is") == "as it is"
 
 
 async def test_images_of_messages_are_read_as_a_token_each_so_that_prompts_tell_them_apart() -> None:

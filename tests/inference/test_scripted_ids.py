@@ -1,6 +1,7 @@
 """`ScriptedClient` as a `TokenClient`: what tests of a gateway stand on."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,38 @@ async def test_ids_set_by_hand_are_those_of_the_answer_and_of_its_pieces() -> No
     output, pieces = await _streamed(ScriptedClient([answer]))
     assert output.completion_ids == [token for piece in pieces for token in piece.token_ids] == [5, 6, 7]
     assert "".join(piece.text for piece in pieces) == output.text == "some longer text"
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "sampling", "pieces"),
+    [
+        ("abcdefgh", [5, 6, 7, 8, 0], {}, [("abcd", [5, 6]), ("efgh", [7, 8]), ("", [0])]),
+        ("abcdefgh", [5, 6, 7, 8, 0], {"max_tokens": 3}, [("abcd", [5, 6]), ("ef", [7])]),
+        ("abXYef", [5, 6, 7, 0], {"stop": ("XY",)}, [("ab", [5, 6])]),
+        ("abcd", [5, 0], {"max_tokens": 1}, [("abcd", [5])]),
+        ("a", [5, 6, 0], {"max_tokens": 1}, [("", [5])]),
+    ],
+)
+async def test_the_text_is_spread_over_the_ids_that_are_set_by_hand(
+    text: str, ids: list[int], sampling: dict[str, Any], pieces: list[tuple[str, list[int]]]
+) -> None:
+    client = ScriptedClient([ScriptedAnswer(text=text, token_ids=ids)])
+    output, said = await _streamed(client, SamplingParams(**sampling))
+    assert output.text == "".join(part for part, _ in pieces)
+    assert output.completion_ids == [token for _, part in pieces for token in part]
+    assert [(each.text, each.token_ids) for each in said if each.text or each.token_ids] == pieces
+
+
+async def test_an_answer_by_ids_waits_and_is_on_record() -> None:
+    gate = asyncio.Event()
+    client = ScriptedClient([ScriptedAnswer(text="late", wait_for=gate.wait)])
+    answer = asyncio.create_task(client.generate_ids(PROMPT, SamplingParams(seed=5)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not answer.done()
+    gate.set()
+    assert (await answer).text == "late"
+    assert [each.seed for each in client.samplings] == [5]
 
 
 @pytest.mark.parametrize("stop", ["Obs", "servation:", "n: 4", "t", "no such text"])

@@ -36,13 +36,13 @@ _CONTEXT_OVERFLOW = re.compile(
 )
 _KEEP_ALIVE_S = 4.0
 """Shorter than the 5 s of uvicorn, and so of vLLM: who closes a connection first is not surprised."""
-_OPENED_AT_ONCE = 64
+_MOST_OPENED_AT_ONCE = 64
 MAX_REPLY_BYTES = 256 << 20
 """A whole answer: 100,000 tokens with log-probabilities take 20 MB of JSON."""
 _MAX_ERROR_BYTES = 1 << 20
 _MAX_ERROR_CHARS = 2_000
 """The length of a server's words about an error; some repeat the whole request."""
-_SENT_AT_ONCE_BYTES = 1 << 20
+_MAX_BYTES_AT_ONCE = 1 << 20
 _TRY_LATER = frozenset({408, 409, 425, 429})
 
 
@@ -133,7 +133,7 @@ class ServerHttp:
         all_headers = {"Content-Type": "application/json", **(headers or {})}
         payload = orjson.dumps(body)
         # A large body in one piece would hold up the event loop while it is written.
-        is_large = len(payload) > _SENT_AT_ONCE_BYTES
+        is_large = len(payload) > _MAX_BYTES_AT_ONCE
         with self.failures():
             response = await self._send(
                 path, all_headers, lambda: io.BytesIO(payload) if is_large else payload
@@ -205,7 +205,8 @@ class ServerHttp:
 def _cause(error: Exception) -> str:
     """aiohttp speaks of ssl in every connection that fails, also to an http address."""
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
-        return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
+        number = error.errno or 0
+        return os.strerror(number) if number > 0 else str(error.strerror)
     return str(error) or type(error).__name__
 
 
@@ -242,7 +243,7 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self, max_connections: int) -> None:
         super().__init__(limit=max_connections, keepalive_timeout=_KEEP_ALIVE_S)
-        self._room = asyncio.Semaphore(_OPENED_AT_ONCE)
+        self._room = asyncio.Semaphore(_MOST_OPENED_AT_ONCE)
 
     async def _create_connection(self, *args: Any, **kwargs: Any) -> Any:
         async with self._room:

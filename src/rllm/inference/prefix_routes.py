@@ -24,7 +24,7 @@ class PrefixRoutes(Generic[Place]):
     def find(self, ids: Sequence[int]) -> Place | None:
         """The place that has read the longest beginning of `ids`, of at least half of them."""
         keys = list(_keys(ids))
-        for key in reversed(keys[len(ids) // (2 * BLOCK) :]):
+        for key in reversed(keys[(len(ids) - 1) // (2 * BLOCK) :]):
             if key in self._places:
                 return self._places[key]
         return None
