@@ -30,6 +30,7 @@ class Notebook:
     progress: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     logged: list[dict[str, Any]] = field(default_factory=list)
     saved: list[tuple[str, int]] = field(default_factory=list)
+    sampled: list[tuple[str, float]] = field(default_factory=list)
     whole_at: list[tuple[str, bool]] = field(default_factory=list)
     phase: str = ""
 
@@ -73,6 +74,13 @@ def notebook(letters: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> N
             "save_checkpoint",
             lambda record, state, backends: notes.saved.append((notes.phase, state.position)),
         )
+        watch(
+            loop,
+            "evaluate",
+            lambda engine, tasks, sampling, purpose, *args: notes.sampled.append(
+                (purpose, sampling.temperature)
+            ),
+        )
         letters.make_trainer(run, SETTINGS, tracker=notes).train()
     return notes
 
@@ -104,6 +112,11 @@ def test_the_validation_split_is_played_every_so_many_steps(notebook: Notebook) 
         assert low < high
 
 
+def test_every_evaluation_is_sampled_and_greedy(notebook: Notebook) -> None:
+    purposes = ("report/untrained", "report/before", "validation", "report/after")
+    assert notebook.sampled == [(purpose, each) for purpose in purposes for each in (1.0, 0.0)]
+
+
 def test_a_report_tells_of_each_of_its_attempts_sampled_and_greedy(notebook: Notebook) -> None:
     total = 2 * HELD_OUT
     for name in ("untrained", "before", "after"):
@@ -123,3 +136,11 @@ def test_speed_is_of_the_tokens_sampled_and_the_seconds_that_sampling_took(noteb
     summary = json.loads((notebook.path / "summary.json").read_text())
     assert summary["sampled_tokens"] == sum(line["tokens.sampled"] for line in lines)
     assert [each["total_steps"] for each in notebook.lines("warm_start")] == [3, 3, 3]
+    assert "policies" not in summary, "of a run with one policy all numbers are that policy's"
+    assert summary["skill"]
+
+
+def test_what_nothing_was_reinforced_for_has_no_skill_to_show(letters: ModuleType, tmp_path: Path) -> None:
+    settings = {"steps": 0, "warm_start": {"steps": 1}, "evaluation": {"num_tasks": 1}}
+    summary = letters.make_trainer(tmp_path / "run", settings).train().summary
+    assert (summary["skill"], summary["kinds"]) == ({}, [])

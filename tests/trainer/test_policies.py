@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,8 +52,13 @@ def test_a_frozen_policy_plays_and_does_not_change_and_the_other_learns(finished
         assert (before != after) == trainable
         assert summary["policies"][name]["parameters_sha256"] == after
         assert summary["policies"][name]["trainable"] == trainable
+    last = [each for each in read_metrics(finished / "metrics.jsonl") if each["phase"] == "train"][-1]
+    versions = {name: facts["policy_version"] for name, facts in summary["policies"].items()}
+    assert versions == {"solver": last["policy.solver.policy_version"], "judge": 0}
     for line in read_metrics(finished / "metrics.jsonl"):
         if line["phase"] == "train":
+            for role in ("solver", "judge") if "heldout_success" in line else ():
+                assert {f"role.{role}.heldout_reward", f"role.{role}.heldout_greedy"} <= line.keys()
             assert {name for name in line if name.startswith("policy.judge.")} <= READING
             assert line["policy.solver.canary_gap"] < 1e-4
             assert line["policy.solver.logprob_gap_sampler"] < 1e-4
@@ -310,6 +316,52 @@ def test_a_context_beyond_the_positions_of_a_built_in_model_is_refused() -> None
     require_models(load_config(["inference.max_context=512"]))
     with pytest.raises(ConfigError, match=r"inference\.max_context.*positions"):
         require_models(load_config(["inference.max_context=1000000"]))
+
+
+ON_SERVERS = ["inference.engine=vllm", "inference.lockstep=false", "inference.servers=['http://x:1/v1']"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_refused"),
+    [
+        ([], False),
+        (["model.vision=train"], False),
+        (["model.vision=train", "lora.rank=2"], True),
+        (["model.vision=lora", "lora.rank=2"], False),
+        (["model.vision=lora"], True),
+        (["lora.rank=2"], False),
+        (ON_SERVERS, False),
+        ([*ON_SERVERS, "lora.rank=2"], True),
+    ],
+    ids=str,
+)
+def test_a_tower_is_trained_whole_or_by_an_adapter_and_of_a_text_model_not_at_all(
+    tmp_path: Path, changes: list[str], is_refused: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "seeing", "vision_config": {}}))
+    refused = pytest.raises(ConfigError, match=r"lora\.rank")
+    with refused if is_refused else nullcontext():
+        require_models(load_config([f"model.path={tmp_path}", *changes]))
+    if any(each.startswith("model.vision") for each in changes):
+        with pytest.raises(ConfigError, match=r"model\.vision"):
+            require_models(load_config(changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        (["model.path=hub:tiny"], r"`model\.path`"),
+        (["model.path=builtin:giant"], r"`model\.path`"),
+        (["policies.a.path=builtin:giant", "policies.b.path=builtin:tiny"], r"`policies\.a\.path`"),
+        (["policies.a.learning_rate=1", "model.path=builtin:giant"], r"`model\.path`"),
+    ],
+    ids=str,
+)
+def test_a_built_in_model_that_there_is_not_is_refused_by_the_key_that_names_it(
+    changes: list[str], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=key):
+        require_models(load_config(changes))
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,11 @@ class MicroBatch:
     trained_tokens: int
     """Trained tokens of each row."""
 
+    @classmethod
+    def apart(cls, num_rows: int, length: int, trained_tokens: int) -> "MicroBatch":
+        """Rows that share nothing."""
+        return cls(num_prefixes=0, prefix=0, num_rows=num_rows, suffix=length, trained_tokens=trained_tokens)
+
     @property
     def num_tokens(self) -> int:
         """N: tokens of the pass."""
@@ -122,9 +127,7 @@ def fullest(batch: MicroBatch, group_size: int, max_tokens: int) -> MicroBatch:
     more = max(0, room - prefix) // max(suffix, laid_out)
     rows = whole * group_size + more
     if rows <= 1:
-        return MicroBatch(
-            num_prefixes=0, prefix=0, num_rows=1, suffix=prefix + suffix, trained_tokens=batch.trained_tokens
-        )
+        return MicroBatch.apart(1, prefix + suffix, batch.trained_tokens)
     return MicroBatch(
         num_prefixes=(whole + (more > 0)) if prefix else 0,
         prefix=prefix,

@@ -324,10 +324,7 @@ def _rows(config: TrainConfig, num_ranks: int) -> list[tuple[str, MicroBatch, in
     moments = [("update", of_update, rollout.group_size)] if config.steps else []
     if config.warm_start.steps:
         demonstrations = -(-config.warm_start.episodes_per_step // num_ranks)
-        demonstration_batch = MicroBatch(
-            num_prefixes=0, prefix=0, num_rows=demonstrations, suffix=length, trained_tokens=num_trained
-        )
-        moments.append(("warm start", demonstration_batch, 1))
+        moments.append(("warm start", MicroBatch.apart(demonstrations, length, num_trained), 1))
     return moments
 
 
@@ -565,7 +562,7 @@ def _sampling(
     tokens = min(inference.max_prefill_tokens, inference.num_slots * inference.max_context)
     for shape in shapes.values():
         assert shape is not None, "what has no shape has no plan"
-        read = MicroBatch(num_prefixes=0, prefix=0, num_rows=tokens, suffix=1, trained_tokens=1)
+        read = MicroBatch.apart(tokens, 1, 1)
         prompts = Pass(shape=shape, batch=read, element=element, logit_tokens=0).scoring()
         prompts += 4 * FLOAT * shape.vocab_size * min(inference.num_slots, config.rollout.num_parallel)
         growth = (
