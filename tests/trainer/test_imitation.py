@@ -1,9 +1,11 @@
 """A warm start that came to nothing is said when it ends: a run that goes on from there learns nothing."""
 
 import logging
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,12 @@ from rllm.agents.frozenlake import FrozenLakeAgent
 from rllm.build.configs import training_config
 from rllm.build.training import build_trainer
 from rllm.config.loader import load_config
+from rllm.config.schema import WarmStartConfig
 from rllm.environments.frozenlake import FrozenLakeEnv, demonstration, lake_tasks
 from rllm.environments.worlds import world_named
 from rllm.trainer.agents import Player
-from rllm.trainer.imitation import expert_player
-from rllm.types.episode import Trajectory
+from rllm.trainer.imitation import MIN_ATTEMPTS, NUM_TASKS, expert_player, warn_of_stalled_imitation
+from rllm.types.episode import Episode, Outcome, Trajectory
 
 CALCULATOR = ("task.environment_args.server=in-process",)
 
@@ -65,6 +68,47 @@ def _trained(tmp_path: Path, noise: float, num_tasks: int = 24) -> None:
     build_trainer(
         training_config("frozenlake", None, changes, 0), tmp_path / f"run-{noise}-{num_tasks}"
     ).train()
+
+
+@pytest.mark.parametrize(("high", "expected"), [(0.39, ["12.5 %", "87.5 %"]), (0.4, [])])
+async def test_less_than_half_of_an_expert_is_told_where_both_intervals_say_so(
+    caplog: pytest.LogCaptureFixture, high: float, expected: list[str]
+) -> None:
+    report: Any = SimpleNamespace(success=0.125, success_interval=(0.05, high))
+    num_tasks: list[int] = []
+
+    async def play(tasks: Sequence[Any]) -> Any:
+        num_tasks.append(len(tasks))
+        return SimpleNamespace(success=0.875, success_interval=(0.8, 0.95))
+
+    await warn_of_stalled_imitation(report, [], play, range(5000), WarmStartConfig())
+    assert num_tasks == [NUM_TASKS]
+    assert re.findall(r"[\d.]+ %", caplog.text) == expected
+
+
+@pytest.mark.parametrize(
+    ("rewards", "num_failed", "is_told"),
+    [
+        ([0.5] * MIN_ATTEMPTS, 0, True),
+        ([0.5] * (MIN_ATTEMPTS - 1), 0, False),
+        ([0.5] * (MIN_ATTEMPTS - 1), 1, False),  # what failed was not paid
+        ([0.5] * MIN_ATTEMPTS, 3, True),
+        ([0.5] * MIN_ATTEMPTS + [1.0], 0, False),
+    ],
+)
+async def test_equal_rewards_are_told_of_attempts_enough(
+    caplog: pytest.LogCaptureFixture, rewards: list[float], num_failed: int, is_told: bool
+) -> None:
+    episodes = [
+        Episode(outcome=Outcome.SCORED, trajectories=[Trajectory(name="agent", reward=each)])
+        for each in rewards
+    ]
+    failed = [Episode(outcome=Outcome.INFRASTRUCTURE_FAILURE)] * num_failed
+    report: Any = None
+    await warn_of_stalled_imitation(report, [*failed, *episodes], None, [], WarmStartConfig())
+    assert bool(caplog.records) == is_told
+    if is_told:
+        assert f"{len(rewards)} attempts" in caplog.text
 
 
 def test_a_warm_start_that_stays_far_below_its_expert_names_the_keys_to_change(

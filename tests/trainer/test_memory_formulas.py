@@ -335,12 +335,13 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {},
     ),
     "cluster": ({**LONG_PROMPTS, "cluster.kind": "ray"}, {}),
-    "cluster, two adapters": (
+    "cluster, three adapters": (
         {
             "cluster.kind": "ray",
             "lora.rank": 5,
             "policies.one.path": "builtin:tiny",
             "policies.two.path": "builtin:tiny",
+            "policies.three.path": "builtin:tiny",
         },
         {},
     ),
