@@ -21,6 +21,7 @@ from rllm.trainer import memory_plan as plan_module
 from rllm.trainer.memory import (
     MicroBatch,
     Pass,
+    PassMemory,
     cache_bytes,
     fullest,
     layer_matrices,
@@ -30,7 +31,7 @@ from rllm.trainer.memory import (
     num_parameters,
     vocabulary_parameters,
 )
-from rllm.trainer.memory_plan import memory_plan
+from rllm.trainer.memory_plan import _most_beyond_shards, memory_plan
 
 RECORDED = Path(__file__).parent / "memory_formulas.json"
 WIDTH, INNER, QUERIES, KEYS = 31, 53, 6 * 7, 2 * 7
@@ -94,6 +95,41 @@ def test_parameters_are_those_of_the_decoder(changes: dict[str, Any]) -> None:
     assert matrix_parameters(shape) == sum(matrices)
     assert vocabulary_parameters(shape) == 1009 * WIDTH * (1 if shape.tied else 2)
     assert cache_bytes(shape, 3, 33, 2, cache_tokens=0) == 2 * 3 * 64 * (2 * shape.num_layers * KEYS + 2)
+
+
+@pytest.mark.parametrize("is_only", [True, False])
+@pytest.mark.parametrize("element", [4, 2])
+def test_beyond_shards_a_rank_has_the_vocabulary_and_layers_on_their_way(element: int, is_only: bool) -> None:
+    """Each moment at a time is the largest by far."""
+    layer, vocabulary, shards, gradients = layer_parameters(SHAPE), 2 * 1009 * WIDTH, 4, 400_000
+    each = Pass(shape=SHAPE, batch=PLAIN, element=element, logit_tokens=1000)
+    before = gradients // shards if is_only else 0
+    none = PassMemory(
+        at_loss=0,
+        at_layer=0,
+        of_layer=0,
+        at_first_layer=0,
+        at_embedding=0,
+        at_only_embedding=0,
+        in_chunks=False,
+    )
+
+    def beyond(of: Pass = each, **memory: Any) -> int:
+        return _most_beyond_shards(replace(none, **memory), of, gradients, shards, is_only=is_only)
+
+    gathered, of_output = element * vocabulary, 4 * 1009 * WIDTH
+    assert beyond(at_loss=10**9) == gathered + 10**9 - before
+    assert beyond(at_loss=10**9, in_chunks=True) == gathered + 10**9 + of_output - before
+    assert beyond(at_embedding=10**9) == gathered + 10**9 + 2 * 4 * vocabulary
+    whole_and_next = (2 * element + 4) * layer
+    assert beyond(at_layer=10**9, of_layer=10**8) == gathered + 10**9 + of_output + whole_and_next - before
+    on_their_way = (element + 4) * layer + 4 * layer // shards - 7
+    assert (
+        beyond(at_layer=10**9, of_layer=7)
+        == gathered + 10**9 + of_output + whole_and_next + on_their_way - before
+    )
+    adapter = replace(each, trains_vocabulary=False)
+    assert beyond(adapter, at_embedding=10**9) == 10**9 + gradients - before
 
 
 LONG = MicroBatch(num_prefixes=300, prefix=2000, num_rows=700, suffix=1000, trained_tokens=1000)

@@ -263,6 +263,29 @@ def test_ranks_share_the_rows_and_not_the_weights() -> None:
     assert two.batch.num_tokens * 2 == alone.batch.num_tokens
 
 
+def test_ranks_add_up_gradients_in_messages_as_large_as_the_vocabulary(tmp_path: Path) -> None:
+    tiny = TinyModel(hidden_size=32, num_layers=1, num_heads=1, intermediate_size=32)
+    create_model(tmp_path / "model", tiny)
+    path = tmp_path / "model" / "config.json"
+    larger = {"vocab_size": 200_000, "tie_word_embeddings": False}
+    path.write_text(json.dumps(json.loads(path.read_text()) | larger))
+    config = config_of(model__path=str(tmp_path / "model"))
+    plan = plan_of(config, num_ranks=2, num_local_ranks=2)
+    assert plan.moments["optimizer step"] - plan.parts.total == 4 * 2 * 200_000 * 32
+    alone = plan_of(config)
+    assert alone.moments["optimizer step"] == alone.parts.total
+
+
+def test_muon_works_on_the_largest_matrix_of_a_layer(tmp_path: Path) -> None:
+    """Of a narrow MLP that is the one of queries, keys and values."""
+    narrow = TinyModel(hidden_size=32, num_layers=1, num_heads=4, intermediate_size=8)
+    create_model(tmp_path / "model", narrow)
+    changes = {"optimizer__name": "muon", "optimizer__muon_dtype": "float32"}
+    plan = plan_of(config_of(model__path=str(tmp_path / "model"), **changes))
+    copies = 5
+    assert plan.moments["optimizer step"] - plan.parts.total == copies * 4 * 32 * (3 * 32)
+
+
 def test_ranks_that_share_a_copy_have_their_part_of_what_is_trained() -> None:
     """4 + 12/N bytes a parameter while a rank samples, and 4/N more in an update."""
     whole = {"checkpoint__background": True}
