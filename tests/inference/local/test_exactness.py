@@ -282,7 +282,7 @@ async def test_a_scored_text_of_any_length_has_few_logits_at_a_time(
         lambda states: (num_tokens.append(len(states)), logits(states))[1],
         raising=False,
     )
-    monkeypatch.setattr(forward, "SCORED_BYTES", 16 * 4 * forward.SCORED_COPIES * client.vocab_size)
+    monkeypatch.setattr(forward, "MAX_SCORED_LOGITS", 17 * client.vocab_size - 1)
     chunked = await serve(endless, max_context=256).score(ids, 3, 0.7)
     assert max(num_tokens) == 16
     assert sum(num_tokens) == len(ids) - 3

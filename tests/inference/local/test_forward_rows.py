@@ -102,7 +102,8 @@ class Model:
 def _ids(draws: Random, length: int) -> list[int]:
     ids = [draws.randrange(3, 97) for _ in range(length)]
     if length > 8 and draws.random() < 0.6:
-        first, count = draws.randrange(length - 5), draws.randint(1, 5)
+        count = draws.randint(1, 5)
+        first = draws.choice([draws.randrange(length - count), length - count])
         ids[first : first + count] = patch_ids(draws.randrange(9), count)
     return ids
 
@@ -110,19 +111,32 @@ def _ids(draws: Random, length: int) -> list[int]:
 def _slots(cache: KVCache, draws: Random, lengths: list[int]) -> list[Slot]:
     """Taken slots with room for so many, with free ones in between."""
     slots: list[Slot] = []
+    others: list[Slot | None] = []
     for length in lengths:
-        others = [cache.allocate(length) for _ in range(draws.choice([0, 0, 1, 3]))]
+        others += [cache.allocate(length) for _ in range(draws.choice([0, 0, 1, 2]))]
         slot = cache.allocate(length)
         assert slot is not None
         slots.append(slot)
-        for other in filter(None, others):
-            cache.release(other)
+    for other in filter(None, others):
+        cache.release(other)
     return slots
 
 
 def _require_close(outputs: Tensor, expected: Tensor) -> None:
     assert outputs.shape == expected.shape
     assert (outputs.double() - expected).abs().max() < 1e-4
+
+
+def _cache(num_slots: int = 24) -> KVCache:
+    return KVCache(
+        num_layers=LAYERS,
+        num_slots=num_slots,
+        num_kv_heads=KV_HEADS,
+        max_context=MAX_CONTEXT,
+        head_dim=SIZE,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -132,28 +146,21 @@ def small_shelves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("names", [("plain", "plain"), ("window", "plain"), ("one", "cap"), ("all", "sinks")])
-@pytest.mark.parametrize("overhead", [0, 2000, 2**18])
+@pytest.mark.parametrize(("padding", "first_shelf"), [(0, 32), (500, 512), (2**18, 32), (2**18, 512)])
 @pytest.mark.parametrize("images", ["word by word", "whole", "on grids"])
 def test_a_row_among_others_gets_what_it_gets_alone(
-    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], overhead: int, images: str
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], padding: int, first_shelf: int, images: str
 ) -> None:
     """Some rows have read a part before, others all of theirs and are decoded, and all are decoded then."""
-    monkeypatch.setattr(forward_module, "OVERHEAD_PAIRS", overhead)
-    monkeypatch.setattr(forward_module, "OVERHEAD_PLACES", overhead // 4)
-    draws = Random(f"{names}{overhead}{images}")
+    monkeypatch.setattr(forward_module, "MOST_PADDED_PAIRS", 4 * padding)
+    monkeypatch.setattr(forward_module, "MOST_PADDED_PLACES", padding)
+    monkeypatch.setattr(cache_module, "FIRST_SHELF", first_shelf)
+    draws = Random(f"{names}{padding}{first_shelf}{images}")
     grids = Shifts() if images == "on grids" else None
     model = Model(tuple(WISHES[name] for name in names), images == "whole", grids)
-    cache = KVCache(
-        num_layers=LAYERS,
-        num_slots=24,
-        num_kv_heads=KV_HEADS,
-        max_context=MAX_CONTEXT,
-        head_dim=SIZE,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-    )
-    rows = [_ids(draws, draws.choice([1, 2, 9, 12, 30, 31, 45, 64])) for _ in range(7)]
-    slots = _slots(cache, draws, [len(row) + 3 for row in rows])
+    cache = _cache()
+    rows = [_ids(draws, draws.choice([1, 2, 9, 12, 30, 31, 45, 64, 95, 96, 110])) for _ in range(7)]
+    slots = _slots(cache, draws, [min(len(row) + 3, 80) for row in rows])  # who reads makes the rest of it
     expected = [model.expected([*row, 5, 6]) for row in rows]
     known = [draws.randrange(len(row)) for row in rows]
     if model.sees_images_whole:  # an image is not cut
@@ -167,10 +174,10 @@ def test_a_row_among_others_gets_what_it_gets_alone(
             prefill(model, cache, early)
         read = [row for row in range(7) if row not in decoded]
         draws.shuffle(read)
-        prompts = PromptRows(model, cache, [PromptRow(slots[row], rows[row][known[row] :]) for row in read])
         cache.require([slots[row] for row in decoded], np.array([len(rows[row]) + 1 for row in decoded]))
         positions = np.array([len(rows[row]) for row in decoded])
         decoding = DecodeRows(cache, [slots[row] for row in decoded], positions)
+        prompts = PromptRows(model, cache, [PromptRow(slots[row], rows[row][known[row] :]) for row in read])
         outputs = forward(model, cache, decoding, torch.full((3,), 5), prompts)
         ends = [*((row, len(rows[row])) for row in decoded), *((row, len(rows[row]) - 1) for row in read)]
         _require_close(outputs, torch.stack([expected[row][place] for row, place in ends]))
@@ -198,20 +205,79 @@ def test_a_row_among_others_gets_what_it_gets_alone(
             _require_close(outputs, torch.stack(again))
 
 
-def test_every_token_of_a_prompt_is_told_where_all_are_asked_for() -> None:
-    model = Model((WISHES["window"], WISHES["plain"]), sees_images_whole=False, image_grids=None)
-    cache = KVCache(
-        num_layers=LAYERS,
-        num_slots=2,
-        num_kv_heads=KV_HEADS,
-        max_context=MAX_CONTEXT,
-        head_dim=SIZE,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-    )
+@pytest.mark.parametrize("sees_images_whole", [False, True])
+@pytest.mark.parametrize("num_known", [0, 10])
+def test_every_token_of_a_prompt_is_told_where_all_are_asked_for(
+    sees_images_whole: bool, num_known: int
+) -> None:
+    model = Model((WISHES["window"], WISHES["plain"]), sees_images_whole, image_grids=None)
+    cache = _cache()
     slot = cache.allocate(40)
     assert slot is not None
-    ids = _ids(Random(3), 30)
+    ids = [*range(3, 15), *patch_ids(5, 6), *range(40, 52)]
     with torch.inference_mode():
-        prefill(model, cache, [PromptRow(slot, ids[:10])])
-        _require_close(prefill_all(model, cache, PromptRow(slot, ids[10:])), model.expected(ids)[10:])
+        if num_known:
+            prefill(model, cache, [PromptRow(slot, ids[:num_known])])
+        states = prefill_all(model, cache, PromptRow(slot, ids[num_known:]))
+    _require_close(states, model.expected(ids)[num_known:])
+
+
+def test_a_context_is_decoded_to_its_last_place() -> None:
+    model = Model((WISHES["window"], WISHES["plain"]), sees_images_whole=False, image_grids=None)
+    cache = _cache()
+    slot = cache.allocate(MAX_CONTEXT)
+    assert slot is not None
+    ids = [3 + place % 90 for place in range(MAX_CONTEXT)]
+    expected = model.expected(ids)
+    with torch.inference_mode():
+        prefill(model, cache, [PromptRow(slot, ids[:-4])])
+        decoding = DecodeRows(cache, [slot], np.array([MAX_CONTEXT - 4]))
+        for place in range(MAX_CONTEXT - 4, MAX_CONTEXT - 1):
+            outputs = forward(model, cache, decoding, torch.tensor([ids[place]]), None)
+            _require_close(outputs, expected[place : place + 1])
+            decoding.advance()
+        slot.ids += ids[-4:-1]
+        last = prefill(model, cache, [PromptRow(slot, ids[-1:])])
+        _require_close(last, expected[-1:])
+        cache.truncate(slot, MAX_CONTEXT - 1)
+        decoding = DecodeRows(cache, [slot], np.array([MAX_CONTEXT - 1]))
+        _require_close(forward(model, cache, decoding, torch.tensor(ids[-1:]), None), expected[-1:])
+
+
+@pytest.mark.parametrize(("padding", "num_groups"), [(18, 1), (17, 2)])
+def test_padding_of_prompts_counts_for_each_head(
+    monkeypatch: pytest.MonkeyPatch, padding: int, num_groups: int
+) -> None:
+    """Three rows of 4, 4 and 2 tokens before 4 keys each: a block has 8 pairs more than there are, where
+    40 // 8 are padded in any case."""
+    monkeypatch.setattr(forward_module, "MOST_PADDED_PAIRS", padding)
+    model = Model((WISHES["plain"],) * 2, sees_images_whole=False, image_grids=None)
+    cache = _cache()
+    slots = [slot for slot in (cache.allocate(8) for _ in range(3)) if slot is not None]
+    with torch.inference_mode():
+        prefill(model, cache, [PromptRow(slots[2], [3, 4])])
+        rows = [PromptRow(slot, [5, 6, 7, 8][: 4 - len(slot.ids)]) for slot in slots]
+        assert len(PromptRows(model, cache, rows)._groups) == num_groups
+
+
+@pytest.mark.parametrize(
+    ("rows", "positions", "padding", "num_groups"),
+    [
+        pytest.param([0, 1], [95, 96], 24, 1, id="rooms of 96 and 128 places, and 32 of padding less 28"),
+        pytest.param([0, 1], [95, 96], 23, 2, id="one too many for each of 6"),
+        pytest.param([0, 1], [94, 95], 0, 1, id="the same room"),
+        pytest.param([0, 2], [20, 20], 6 * 32, 1, id="a slot of others between"),
+        pytest.param([0, 2], [20, 20], 6 * 32 - 1, 2, id="which would cost too much"),
+        pytest.param([0, 2], [95, 96], 6 * 128, 1, id="of the larger room"),
+        pytest.param([0, 2], [95, 96], 6 * 128 - 1, 2, id="which is more"),
+    ],
+)
+def test_padding_of_decoding_counts_for_each_head(
+    monkeypatch: pytest.MonkeyPatch, rows: list[int], positions: list[int], padding: int, num_groups: int
+) -> None:
+    monkeypatch.setattr(forward_module, "MOST_PADDED_PLACES", padding)
+    monkeypatch.setattr(cache_module, "FIRST_SHELF", 512)
+    cache = _cache()
+    slots = [slot for slot in (cache.allocate(MAX_CONTEXT) for _ in range(3)) if slot is not None]
+    decoding = DecodeRows(cache, [slots[row] for row in rows], np.array(positions))
+    assert len(decoding._groups) == num_groups

@@ -25,11 +25,11 @@ from rllm.models.attention import NONE, Wishes, attention
 from rllm.models.vision.grids import ImageGrids
 from rllm.types.images import PATCH_IDS_FROM, later_of_image
 
-OVERHEAD_PAIRS, OVERHEAD_PLACES = 2**18, 2**16
-"""The cost of a further group for a layer, as numbers of keys times heads and head size: pairs of a query and
-a key in prompts, keys that are read in decoding. About 30 to 50 µs on one core."""
-SCORED_BYTES, SCORED_COPIES = 2**28, 3
-"""The memory of the logits of scored tokens that exist at the same time, with their copies."""
+MOST_PADDED_PAIRS, MOST_PADDED_PLACES = 2**18, 2**16
+"""Padding that costs no more than a further group for a layer does, as numbers of keys times heads and head
+size: pairs of a query and a key in prompts, keys that are read in decoding. About 30 to 50 µs on one core."""
+MAX_SCORED_LOGITS = 2**28 // 12
+"""Logits of scored tokens that exist at the same time: with their copies, three times four bytes each."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class PromptRows:
         lengths_R = np.array([len(row.new_ids) for row in rows])
         cache.require([row.slot for row in rows], starts_R + lengths_R)
         indices_R = np.array([row.slot.index for row in rows])
-        overhead = OVERHEAD_PAIRS // (cache.num_kv_heads * cache.head_dim)
+        overhead = MOST_PADDED_PAIRS // (cache.num_kv_heads * cache.head_dim)
         groups = [
             part[group]
             for part in _by_shelf([row.slot for row in rows])
@@ -207,7 +207,7 @@ class DecodeRows:
         self._capacities: list[int] = []
         self._groups: list[_DecodeGroup] = []
         rows_B = np.array([slot.row for slot in slots])
-        overhead = OVERHEAD_PLACES // (cache.num_kv_heads * cache.head_dim)
+        overhead = MOST_PADDED_PLACES // (cache.num_kv_heads * cache.head_dim)
         for part in _by_shelf(slots):
             shelf = slots[part[0]].shelf
             self._shelves.append(shelf)
@@ -480,12 +480,12 @@ def prefill_scored(
     model: Any, cache: KVCache, row: PromptRow, num_scored: int, temperature: float
 ) -> list[float]:
     """Read the new tokens of a row; log-probabilities of its last `num_scored` tokens, each of which has a
-    new one before it; 0 for those of images, which nobody predicts. Logits exist for as many tokens at a
-    time as `SCORED_BYTES` hold."""
+    new one before it; 0 for those of images, which nobody predicts. At most `MAX_SCORED_LOGITS` exist at
+    a time."""
     states_N_D = _states(model, cache, None, None, PromptRows(model, cache, [row]), only_last=False)
     predicting_M_D = states_N_D[-1 - num_scored : -1]
     targets_M = torch.tensor(row.new_ids[-num_scored:], device=states_N_D.device)
-    chunk = max(1, SCORED_BYTES // (SCORED_COPIES * 4 * model.vocab_size))
+    chunk = max(1, MAX_SCORED_LOGITS // model.vocab_size)
     logprobs: list[float] = []
     for states_C_D, targets_C in zip(predicting_M_D.split(chunk), targets_M.split(chunk), strict=True):
         logprobs_C_V = torch.log_softmax(model.logits(states_C_D).float() / temperature, dim=-1)
