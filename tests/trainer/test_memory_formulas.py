@@ -335,6 +335,15 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"distributed.strategy": "shard", "distributed.offload": True, "model.device": "cuda"},
         {"num_ranks": 4, "num_local_ranks": 2},
     ),
+    "shards beside the GPU, in float32": (
+        {
+            "distributed.strategy": "shard",
+            "distributed.offload": True,
+            "model.device": "cuda",
+            "model.dtype": "float32",
+        },
+        {"num_ranks": 2, "num_local_ranks": 2},
+    ),
     "shards beside the GPU, in 16 bits, several passes": (
         {
             "distributed.strategy": "shard",
