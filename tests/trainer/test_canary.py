@@ -1,20 +1,26 @@
 """One learner, one sampler with a model of its own: what broken publishes look like, and who sees it."""
 
+import io
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from rllm.algorithms.losses import ImitationLoss
 from rllm.errors import CanaryError
 from rllm.inference.local.client import LocalClient
 from rllm.models.directory import LoadedModel, load_model
+from rllm.rendering.images import IMAGES
 from rllm.trainer.backends.torch import TorchBackend
-from rllm.trainer.canary import TOLERANCE, Canary
-from rllm.types.sample import TrainingSample
+from rllm.trainer.canary import TOLERANCE, Canary, row_with_image
+from rllm.types.images import ImageFile
+from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
 Make = Callable[..., Any]
 
@@ -192,3 +198,24 @@ async def test_a_row_that_nobody_sampled_is_passed_over(
     seen = await canary.check(learner, sampler, [sample("pppp", seed=1), row])
     assert seen["canary_gap"] < TOLERANCE / 10
     assert canary.state()["token_ids"] == row.token_ids_T.tolist()
+
+
+def test_a_picture_is_scored_behind_its_own_ids_and_has_all_shades() -> None:
+    pictures: list[ImageFile] = []
+
+    def ids_of(picture: ImageFile) -> list[int]:
+        pictures.append(picture)
+        return [7, 8, 9]
+
+    reader: Any = SimpleNamespace(ids=ids_of)
+    row = row_with_image(reader, [1, 2])
+    assert row.token_ids_T.tolist() == [7, 8, 9, 1, 2]
+    assert row.policy_versions_T.tolist() == [NOT_SAMPLED] * 3 + [0, 0]
+    assert IMAGES.get(pictures[0].number) is pictures[0]
+    with Image.open(io.BytesIO(pictures[0].data)) as image:
+        pixels = np.array(image).astype(int)
+    assert pixels.shape == (56, 80, 3)
+    assert pixels.min() < 5
+    assert pixels.max() > 250
+    for axis in (0, 1):  # smooth, so that any way of scaling it gives nearly the same
+        assert np.abs(np.diff(pixels, axis=axis)).max() < 40

@@ -327,6 +327,13 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"distributed.strategy": "shard", "lora.rank": 5},
         {"num_ranks": 2, "num_local_ranks": 2},
     ),
+    "shards of a separate critic": (
+        {"distributed.strategy": "shard", "critic.trunk": "separate", "algorithm.estimator": "gae"},
+        {"num_ranks": 2, "num_local_ranks": 2},
+    ),
+    "adapter, in chunks": ({"lora.rank": 5, "optimizer.logits_mb": 0.1}, {}),
+    "adapter, in large chunks": ({"lora.rank": 5, "optimizer.logits_mb": 1.5}, {}),
+    "adapter on long rows": ({"lora.rank": 1, "inference.max_context": 500, "optimizer.logits_mb": 0.1}, {}),
     "pairs of shards": (
         {"distributed.strategy": "shard", "distributed.shard_size": 2},
         {"num_ranks": 4, "num_local_ranks": 4},
