@@ -2,14 +2,14 @@
 at once and write down what they were given."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rllm.errors import ConfigError, InferenceError
+from rllm.errors import CanaryError, ConfigError, InferenceError
 from rllm.inference import fleet as fleet_module
 from rllm.inference.answer_parts import AnswerParts
 from rllm.inference.fleet import Fleet, Replica, WeightFiles
@@ -39,11 +39,40 @@ class Client(VLLMClient):
         self.prompts: list[list[int]] = []
         self.answers: list[AnswerParts] = []
         self.weights: list[tuple[str, int]] = []
+        self.ends: list[str] = []
+        self.row: list[float] | Exception = [-1.0, -2.0]
+        self.temperatures: list[float] = []
+        self.is_there = True
+        self.num_forgotten = 0
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
     async def check(self) -> Any:
-        return None
+        if not self.is_there:
+            raise InferenceError("no answer")
+
+    async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
+        self.temperatures.append(temperature)
+        if isinstance(self.row, Exception):
+            raise self.row
+        return self.row
+
+    async def load_adapter(self, directory: Path, policy_version: int) -> None:
+        self.weights.append((f"adapter {directory.name}", policy_version))
+
+    async def receive_weights(self, sender: Any, hold_weights: Any) -> None:
+        async with hold_weights() as policy_version:
+            self.weights.append((sender, policy_version))
+            await self.may_answer.wait()
+
+    def forget_weights(self) -> None:
+        self.num_forgotten += 1
+
+    async def leave(self) -> None:
+        self.ends.append("left")
+
+    async def close(self) -> None:
+        self.ends.append("closed")
 
     async def update_weights(self, directory: Path, policy_version: int) -> None:
         assert directory.is_dir()
@@ -166,7 +195,12 @@ async def test_a_replica_that_began_anew_gets_weights_again_and_no_other(
     for replica in fleet.replicas * 2:
         await fleet.bring_up_to_date(replica)
     assert [len(client.weights) for client in clients] == [1, 2]
+    assert clients[0].weights == clients[1].weights[:1], "written once for both"
+    assert [client.num_forgotten for client in clients] == [1, 2], "with each start"
+    watches = [replica.watch for replica in fleet.replicas]
     await fleet.close()
+    assert all(watch is not None and watch.done() for watch in watches)
+    assert [client.ends for client in clients] == [["left", "closed"]] * 2
 
 
 async def test_a_call_is_asked_elsewhere_as_often_as_there_are_replicas(
@@ -198,6 +232,7 @@ async def test_an_answer_goes_on_elsewhere_unless_its_tokens_are_of_other_weight
     fleet = fleet_of(clients)
     await fleet.generate_ids([5], ASK)
     assert (clients[0].answers[0] is clients[1].answers[0]) is not spoils
+    assert [replica.is_up for replica in fleet.replicas] == [False, True]
     clients[0].num_failures = 1
     fleet.replicas[0].is_up, fleet.replicas[1].is_up = True, False
     call = fleet.generate_ids([6], ASK, on_piece=lambda piece: None)
@@ -269,13 +304,212 @@ async def test_a_check_of_all_takes_those_out_that_do_not_answer_and_ends_their_
     call = asyncio.create_task(fleet.generate_ids([5], ASK))
     while not clients[0].prompts:
         await asyncio.sleep(0)
-
-    async def gone() -> Any:
-        raise InferenceError("no answer")
-
-    monkeypatch.setattr(clients[0], "check", gone)
+    clients[0].is_there = False
     await fleet.check()
     assert [replica.is_up for replica in fleet.replicas] == [False, True]
     assert (await call).completion_ids == [9]
     assert (len(clients[1].prompts), fleet.num_moved) == (1, 1)
+    await fleet.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def test_a_score_is_what_those_in_service_agree_on(
+    tokenizer: HuggingFaceTokenizer, tmp_path: Path
+) -> None:
+    clients = [Client(number, tokenizer) for number in range(3)]
+    fleet = fleet_of(clients, tmp_path / "deep" / "weights")
+    fleet.publish(1)
+    assert await fleet.score([5, 6, 7], 1) == [-1.0, -2.0]
+    assert [client.temperatures for client in clients] == [[1.0]] * 3
+    assert [client.weights for client in clients] == [[("publish-1", 1)]] * 3
+    clients[2].row = [-1.0, -2.005]
+    assert await fleet.score([5, 6, 7], 1, 0.5) == [-1.0, -2.0]
+    assert clients[0].temperatures[-1] == 0.5
+    for row in ([-1.0, -2.5], [-0.98, -2.0], [-1.0, float("nan")]):
+        clients[1].row = row
+        with pytest.raises(CanaryError, match="policy version 1"):
+            await fleet.score([5, 6, 7], 1)
+    for name, value in (("is_leaving", True), ("is_up", False)):
+        setattr(fleet.replicas[1], name, value)
+        assert await fleet.score([5, 6, 7], 1) == [-1.0, -2.0], "nobody asks that one"
+        setattr(fleet.replicas[1], name, not value)
+    clients[1].row = InferenceError("out of memory")
+    assert await fleet.score([5, 6, 7], 1) == [-1.0, -2.0]
+    assert [replica.is_up for replica in fleet.replicas] == [True, False, True]
+    clients[0].row = ValueError("a defect")
+    with pytest.raises(ValueError, match="a defect"):
+        await fleet.score([5, 6, 7], 1)
+    clients[0].row = clients[2].row = InferenceError("away")
+    with pytest.raises(InferenceError, match="all of them"):
+        await fleet.score([5, 6, 7], 1)
+    waiting = asyncio.create_task(fleet.score([5, 6, 7], 1))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await fleet.add(Client(3, tokenizer))
+    assert await waiting == [-1.0, -2.0]
+    await fleet.close()
+
+
+async def test_one_that_is_added_has_the_weights_first_where_there_are_some(
+    tokenizer: HuggingFaceTokenizer, tmp_path: Path
+) -> None:
+    clients = [Client(number, tokenizer) for number in range(4)]
+    fleet = fleet_of(clients[:1], tmp_path / "weights")
+    assert (fleet.policy_version, fleet.max_context) == (0, 512)
+    await fleet.add(clients[1])
+    assert clients[1].weights == []
+    fleet.publish(4)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "of somebody").touch()
+    await fleet.add(clients[2])
+    fleet.publish(5)
+    await fleet.add(clients[3])
+    assert [client.weights for client in clients] == [[], [], [("publish-1", 4)], [("publish-2", 5)]]
+    await fleet.close()
+    adapters = Fleet(
+        clients[:1],
+        max_context=512,
+        weights=WeightFiles(lambda target: target.mkdir(), tmp_path / "a", is_adapter=True),
+    )
+    adapters.publish(6)
+    await adapters.generate_ids([5], ASK)
+    assert clients[0].weights == [("adapter publish-1", 6)]
+    await adapters.close()
+
+
+async def test_weights_that_are_sent_are_held_meanwhile(tokenizer: HuggingFaceTokenizer) -> None:
+    sender: Any = "the sender"
+    client = Client(0, tokenizer)
+    fleet = Fleet([client], max_context=512, weights=sender)
+    with pytest.raises(InferenceError, match="published"):
+        await fleet.generate_ids([5], ASK)
+    fleet.publish(1)
+    fleet._changing.acquire()
+    call = asyncio.create_task(fleet.generate_ids([5], ASK))
+    await asyncio.sleep(0.02)
+    assert client.weights == [], "somebody changes them"
+    client.may_answer.clear()
+    fleet._changing.release()
+    await until(lambda: bool(client.weights))
+    with pytest.raises(RuntimeError, match="thread"):
+        fleet.publish(2)
+    in_thread = asyncio.create_task(asyncio.to_thread(fleet.publish, 2))
+    await asyncio.sleep(0.02)
+    assert not in_thread.done()
+    client.may_answer.set()
+    await in_thread
+    await call
+    for _ in range(2):
+        await fleet.generate_ids([5], ASK)
+    assert client.weights == [("the sender", 1), ("the sender", 2)]
+    await fleet.close()
+
+
+async def test_one_that_fails_is_asked_whether_it_is_back_and_gets_the_weights_again(
+    tokenizer: HuggingFaceTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(fleet_module, "PROBE_EVERY_S", 0.0)
+    clients = [Client(number, tokenizer) for number in range(2)]
+    fleet = fleet_of(clients, tmp_path / "weights")
+    fleet.publish(1)
+    first, second = fleet.replicas
+    clients[0].may_answer.clear()
+    hanging = asyncio.create_task(fleet.generate_ids([5, 6, 7], ASK))
+    await until(lambda: bool(clients[0].prompts))
+    assert first.num_tokens == 3 + 4, "its prompt and what may come of it"
+    clients[0].is_there = False
+    num_forgotten = clients[0].num_forgotten
+    fleet._out_of_service(first, InferenceError("out of memory"))
+    assert "127.0.0.1:0/v1" in caplog.text
+    assert "out of memory" in caplog.text
+    assert (await hanging).completion_ids == [9]
+    assert clients[1].prompts == [[5, 6, 7]], "what hangs with it moves on"
+    assert (first.is_up, first.weights_number, clients[0].num_forgotten) == (False, -1, num_forgotten + 1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not first.is_up
+    first.weights_number = 1  # by a call under way
+    second.is_up = False
+    waiting = asyncio.create_task(fleet.generate_ids([8], ASK))
+    await asyncio.sleep(0)
+    caplog.clear()
+    clients[0].may_answer.set()
+    clients[0].is_there = True
+    await waiting
+    assert "127.0.0.1:0/v1" in caplog.text
+    assert clients[0].weights == [("publish-1", 1)] * 2
+    assert clients[0].num_forgotten > num_forgotten + 1
+    await fleet.close()
+
+
+async def test_one_in_service_is_asked_now_and_then_whether_it_still_answers(
+    tokenizer: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(fleet_module, "PROBE_EVERY_S", 60.0)
+    client = Client(0, tokenizer)
+    fleet = fleet_of([client])
+    (replica,) = fleet.replicas
+    assert replica.watch is None
+    await fleet.generate_ids([5], ASK)
+    watch = replica.watch
+    await fleet.generate_ids([5], ASK)
+    assert watch is not None
+    assert replica.watch is watch
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert replica.is_up
+    client.is_there = False
+    await until(lambda: not replica.is_up)
+    await fleet.close()
+
+
+async def test_a_session_stays_with_who_answered_it(tokenizer: HuggingFaceTokenizer) -> None:
+    clients = [Client(number, tokenizer) for number in range(2)]
+    fleet = fleet_of(clients)
+    async with fleet.session(("task", 0)) as session:
+        for _ in range(3):
+            output = await session.respond([{"role": "user", "content": "?"}], ASK)
+            assert output.completion_ids == [9]
+    assert [len(client.prompts) for client in clients] == [3, 0]
+    await fleet.close()
+
+
+async def test_one_that_was_removed_is_ended_and_its_prompts_lead_nowhere(
+    tokenizer: HuggingFaceTokenizer,
+) -> None:
+    clients = [Client(number, tokenizer) for number in range(2)]
+    fleet = fleet_of(clients)
+    prompt = [3] * 64
+    await fleet.generate_ids(prompt, ASK)
+    leaving, staying = fleet.replicas
+    assert fleet._routes.find(prompt) is leaving
+    staying.is_up = False
+    clients[0].may_answer.clear()
+    calls = [asyncio.create_task(fleet.generate_ids(prompt, ASK))]
+    await until(lambda: len(clients[0].prompts) == 2)
+    removal = asyncio.create_task(fleet.remove(leaving.url))
+    await until(lambda: leaving.is_leaving)
+    calls.append(asyncio.create_task(fleet.generate_ids(prompt, ASK)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(clients[0].prompts) == 2, "a further one waits"
+    removal.cancel()
+    await until(lambda: len(clients[0].prompts) == 3)
+    clients[0].may_answer.set()
+    await asyncio.gather(*calls)
+    staying.is_up = True
+    await fleet.remove(leaving.url)
+    assert fleet._routes.find(prompt) is None
+    assert (clients[0].ends, clients[1].ends) == (["left", "closed"], [])
+    assert leaving.watch is not None
+    assert leaving.watch.done()
     await fleet.close()
