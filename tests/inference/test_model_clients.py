@@ -1,5 +1,6 @@
 """What holds for every model client, on real objects: the scripted one, the built-in engine, and servers."""
 
+import inspect
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
+from rllm.inference.anthropic import AnthropicClient
 from rllm.inference.client import ModelClient
+from rllm.inference.fleet import Fleet
 from rllm.inference.local.client import LocalClient
 from rllm.inference.openai import OpenAIClient
 from rllm.inference.scripted import CodepointTokenizer, ScriptedClient
@@ -31,6 +34,16 @@ async def by_ids(asked: Any) -> Any:
         "logprobs": {"token_logprobs": [-1.0] * 4},
     }
     return await fake.body(orjson.dumps({"id": "c", "choices": [choice]}))(asked)
+
+
+@pytest.mark.parametrize("make", [OpenAIClient, AnthropicClient, VLLMClient, VLLMClient.connect])
+def test_clients_of_servers_wait_alike_where_nobody_says_how_long(make: Any) -> None:
+    defaults = {name: each.default for name, each in inspect.signature(make).parameters.items()}
+    waits = defaults["timeout_s"], defaults["connect_timeout_s"], defaults["max_connections"]
+    assert waits == (600.0, 30.0, 0)
+    assert defaults.get("sends_seeds", True)
+    assert not defaults.get("processed_logprobs", False)
+    assert inspect.signature(Fleet).parameters["patience_s"].default == 600.0
 
 
 @pytest.fixture(params=["scripted", "local", "vllm", "openai"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -338,11 +339,20 @@ async def test_a_prompt_that_does_not_fit_is_a_context_overflow(
 
 
 @pytest.mark.parametrize(
-    ("name", "param"), [("top_k", None), ("return_token_ids", None), ("temperature", "temperature")]
+    ("name", "param"),
+    [
+        *((name, None) for name in NEUTRAL if name not in ("temperature", "top_p")),
+        ("return_token_ids", None),
+        ("logprobs", None),
+        ("temperature", "temperature"),
+        ("top_p", "top_p"),
+    ],
 )
 async def test_a_field_that_says_nothing_is_left_out_where_the_server_minds_it(
-    server: Any, client: OpenAIClient, name: str, param: str | None
+    server: Any, client: OpenAIClient, name: str, param: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
+
     async def minds(asked: Any) -> Any:
         if name in asked.body:
             said = f"Unrecognized request argument supplied: {name}"
@@ -353,11 +363,14 @@ async def test_a_field_that_says_nothing_is_left_out_where_the_server_minds_it(
     for _ in range(2):
         assert (await client.get_model_response(ASK)).text == "Right"
     assert [name in body for body in server.bodies] == [True, False, False], "it is learned once"
+    assert name in caplog.text
 
 
 async def test_the_new_name_of_max_tokens_is_used_where_the_old_one_is_refused(
-    server: Any, client: OpenAIClient
+    server: Any, client: OpenAIClient, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
+
     async def modern(asked: Any) -> Any:
         if "max_tokens" in asked.body:
             said = "Unsupported parameter: 'max_tokens' is not supported with this model."
@@ -368,6 +381,7 @@ async def test_the_new_name_of_max_tokens_is_used_where_the_old_one_is_refused(
     for _ in range(2):
         await client.get_model_response(ASK, SamplingParams(max_tokens=9))
     assert [body.get("max_completion_tokens") for body in server.bodies] == [None, 9, 9]
+    assert "max_tokens" in caplog.text
 
 
 async def test_a_field_that_would_change_the_answer_is_never_left_out(

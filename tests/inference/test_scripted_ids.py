@@ -8,7 +8,9 @@ import pytest
 from rllm.errors import ContextLengthError, InferenceError
 from rllm.inference import ScriptedAnswer, ScriptedClient
 from rllm.inference.client import TokenClient, TokenPiece
-from rllm.types.messages import FinishReason, ModelOutput, SamplingParams
+from rllm.inference.reading import as_it_may_come_back
+from rllm.inference.token_session import TokenSession
+from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams
 
 PROMPT = [7, 8, 9]
 
@@ -165,3 +167,25 @@ async def test_a_prompt_that_is_too_long_is_refused() -> None:
     client = ScriptedClient(["Right"], max_context=3)
     with pytest.raises(ContextLengthError, match=r"3 tokens .* 3"):
         await client.generate_ids(PROMPT, SamplingParams())
+
+
+async def test_a_session_by_ids_reads_the_calls_of_tools_and_keeps_the_ids() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    text = '<tool_call>\n{"name": "look", "arguments": {"at": 3}}\n</tool_call>'
+    client = ScriptedClient([ScriptedAnswer(text=text, token_ids=[5, 6, 0]), text, "plain"], max_context=500)
+    session = TokenSession(client)
+    ask: list[Message] = [{"role": "user", "content": "?"}]
+    first = await session.respond(ask, SamplingParams(), [tool])
+    assert [(call.name, call.arguments) for call in first.tool_calls] == [("look", {"at": 3})]
+    more: list[Message] = [*ask, *as_it_may_come_back(first)[-1:], {"role": "user", "content": "more"}]
+    num_tokens = session.prompt_tokens(more, [tool])
+    second = await session.respond(more, SamplingParams(), [tool])
+    assert second.prompt_ids[: len(first.prompt_ids) + 3] == [*first.prompt_ids, 5, 6, 0]
+    assert len(second.prompt_ids) == num_tokens
+    without = await TokenSession(client).respond(ask, SamplingParams())
+    assert (without.text, without.tool_calls) == ("plain", [])
+    long: list[Message] = [{"role": "user", "content": "a" * 600}]
+    with pytest.raises(ContextLengthError):
+        await session.respond(long, SamplingParams())
+    with pytest.raises(ContextLengthError):
+        session.prompt_tokens(long)

@@ -250,6 +250,65 @@ async def test_what_the_server_had_read_before_and_the_best_tokens_are_told(
     assert (output.completion_id, output.temperature) == ("c", 1.0)
 
 
+@pytest.mark.parametrize(
+    ("at_publish", "grammar", "listens", "streams"),
+    [
+        ("finish", "", False, False),
+        ("finish", "", True, True),
+        ("keep", "", False, True),
+        ("recompute", "", False, True),
+        ("recompute", 'start: "a"', False, False),
+    ],
+)
+async def test_an_answer_that_somebody_hears_or_may_cut_off_is_streamed(
+    tokenizer: HuggingFaceTokenizer, at_publish: str, grammar: str, listens: bool, streams: bool
+) -> None:
+    server = Server()
+    server.chunks = [chunk([8])]
+    client = client_of(server, tokenizer, at_publish=at_publish)
+    sampling = SamplingParams(max_tokens=1, grammar=grammar or None)
+    await client.generate_ids([1], sampling, on_piece=(lambda piece: None) if listens else None)
+    (body,) = server.bodies
+    wanted = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
+    assert {name: body[name] for name in body if name.startswith("stream")} == wanted
+
+
+@pytest.mark.parametrize("has_text", [False, True])
+async def test_every_field_of_sampling_is_sent(tokenizer: HuggingFaceTokenizer, has_text: bool) -> None:
+    server = Server()
+    server.chunks = [chunk([8])]
+    sampling = SamplingParams(
+        max_tokens=1,
+        temperature=0.5,
+        top_p=0.25,
+        top_k=3 if has_text else 0,
+        seed=7,
+        stop=("x",) if has_text else (),
+        stop_token_ids=(5,),
+    )
+    await client_of(server, tokenizer, sends_seeds=has_text).generate_ids([1, 2], sampling)
+    (body,) = server.bodies
+    assert body == {
+        "model": "policy",
+        "prompt": [1, 2],
+        "max_tokens": 1,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 3 if has_text else -1,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        **({"seed": 7} if has_text else {}),
+        "stop": ["x"] if has_text else [],
+        "stop_token_ids": [5],
+        "logprobs": 1,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "skip_special_tokens": not has_text,
+    }
+
+
 async def test_a_grammar_needs_a_server_that_follows_it(tokenizer: HuggingFaceTokenizer) -> None:
     with_grammar = SamplingParams(max_tokens=1, grammar='start: "a"')
     server = Server()

@@ -41,7 +41,8 @@ async def http(server: Server) -> AsyncIterator[VLLMHttp]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0]
-    http = VLLMHttp(f"http://{host}:{port}/v1", api_key=None, timeout_s=5, connect_timeout_s=5)
+    waits = {"timeout_s": 5.0, "connect_timeout_s": 5.0}
+    http = VLLMHttp(f"http://{host}:{port}/v1", api_key=None, max_connections=1, **waits)
     yield http
     await http.close()
     await runner.cleanup()
@@ -58,6 +59,9 @@ async def test_an_answer_is_one_reply_or_the_chunks_of_a_stream(http: VLLMHttp, 
     server.replies["/v1/completions"] = (200, "text/event-stream", stream)
     assert await _chunks(http) == [{"id": 1}, {"id": 2}, {"id": 3}]
     assert server.bodies == [{"prompt": [1]}] * 2
+    async for chunk in http.complete({"prompt": [2]}):
+        assert chunk == {"id": 1}
+        break  # and lets the one connection go
     for content_type, content in (("text/event-stream", b"data: 5\n\n"), ("application/json", b"[]")):
         server.replies["/v1/completions"] = (200, content_type, content)
         with pytest.raises(InferenceError, match="JSON"):

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shlex
+import subprocess
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rllm.errors import ConfigError
+from rllm.inference import vllm_process
 from rllm.inference.vllm_process import ServerSettings, start_replicas
 
 SETTINGS = ServerSettings(
@@ -76,6 +78,15 @@ def test_a_server_is_started_for_tensors_only_where_it_gets_some() -> None:
     assert "--weight-transfer-config" not in SETTINGS.command(8000)
     options = dict(itertools.pairwise(dataclasses.replace(SETTINGS, takes_tensors=True).command(8000)))
     assert json.loads(options["--weight-transfer-config"]) == {"backend": "nccl"}
+
+
+def test_a_group_of_processes_lives_as_long_as_one_of_them() -> None:
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        assert vllm_process._group_lives(process.pid, 0.1)
+        assert process.poll() is None, "it is only looked at"
+        process.kill()
+    assert not vllm_process._group_lives(process.pid, 5.0)
 
 
 HEALTHY = f"""#!/bin/sh

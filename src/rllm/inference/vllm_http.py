@@ -18,6 +18,8 @@ from rllm.inference.openai_http import HttpRefusal, Response, ServerHttp, WhichC
 from rllm.inference.sse import EventSplitter
 from rllm.types.messages import LogprobMeaning, SamplingParams
 
+_MAX_ERROR_CHARS = 500
+
 
 @dataclass(kw_only=True, slots=True)
 class VLLMServerFacts:
@@ -114,7 +116,7 @@ class VLLMHttp(ServerHttp):
                 f"The server at {root} has no {path}, so it takes no new weights; start it with {needs}."
             )
         if response.status != 200:
-            text = without_keys(content.decode(errors="replace"))[:500]
+            text = without_keys(content.decode(errors="replace"))[:_MAX_ERROR_CHARS]
             raise InferenceError(f"The server at {root} answered {response.status} to {path}: {text}")
         return json_or_none(content)
 

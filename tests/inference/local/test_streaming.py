@@ -7,7 +7,7 @@ import torch
 
 from rllm.errors import InferenceError
 from rllm.inference.client import TokenClient, TokenPiece
-from rllm.inference.local.client import LocalClient
+from rllm.inference.local.client import LocalClient, _Mailbox, _Reader
 from rllm.models.directory import LoadedModel
 from rllm.types.messages import FinishReason, ModelOutput, SamplingParams
 
@@ -56,6 +56,27 @@ async def test_pieces_arrive_while_the_answer_is_being_written(endless: LoadedMo
 
     await client.generate_ids(_prompt(1), SamplingParams(max_tokens=180), on_piece=hear)
     assert in_flight > 10
+
+
+async def test_a_listener_is_told_at_once_and_all_that_came_meanwhile_as_one() -> None:
+    mailbox = _Mailbox(asyncio.get_running_loop())
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    pieces: list[TokenPiece] = []
+    reader = _Reader(answer, pieces.append)
+    for texts in ("a", "bc", "d"):
+        for text in texts:
+            top = [[(ord(text), -1.0)]]
+            mailbox.put(
+                reader, TokenPiece(text=text, token_ids=[ord(text)], logprobs=[-1.0], top_logprobs=top)
+            )
+            mailbox.wake()
+        await asyncio.sleep(0)
+    mailbox.wake()
+    await asyncio.sleep(0)
+    assert [piece.text for piece in pieces] == ["a", "bc", "d"]
+    assert [len(piece.token_ids) for piece in pieces] == [1, 2, 1]
+    assert [len(piece.logprobs) for piece in pieces] == [1, 2, 1]
+    assert [len(piece.top_logprobs) for piece in pieces] == [1, 2, 1]
 
 
 async def test_no_piece_ends_within_a_character_and_no_special_token_is_text(

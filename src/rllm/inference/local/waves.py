@@ -60,7 +60,6 @@ class Waves:
         member = _Member(self._num_members)
         self._num_members += 1
         self._members.add(member)
-        self._stir()
         try:
             yield {policy: WaveClient(client, self, member) for policy, client in self.clients.items()}
         finally:
