@@ -93,7 +93,7 @@ def test_an_answer_goes_on_as_far_as_its_grammar() -> None:
     matcher.tokens = []
     state.take(4)
     assert (state.complete, state.is_forced) == (True, False)
-    with pytest.raises(InferenceError, match="no token of the"):
+    with pytest.raises(InferenceError, match="no token"):
         state.take(5)
     with pytest.raises(InferenceError, match="first line"):
         state.take(7)
