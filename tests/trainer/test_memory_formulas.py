@@ -284,6 +284,14 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         },
         {},
     ),
+    "adapter, separate critic": (
+        {"lora.rank": 5, "critic.trunk": "separate", "algorithm.estimator": "gae"},
+        {},
+    ),
+    "adapter, critic on its trunk": (
+        {"lora.rank": 5, "critic.trunk": "shared", "algorithm.estimator": "gae"},
+        {},
+    ),
     "muon": ({"optimizer.name": "muon", "optimizer.muon_dtype": "float32"}, {}),
     "muon, adapter": (
         {"optimizer.name": "muon", "optimizer.muon_dtype": "float32", "lora.rank": 300},
