@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rllm.config.loader import load_config
+from rllm.config.lora import LoraConfig
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.trainer import memory_plan as plan_module
 from rllm.trainer.memory import (
@@ -31,7 +32,7 @@ from rllm.trainer.memory import (
     num_parameters,
     vocabulary_parameters,
 )
-from rllm.trainer.memory_plan import _most_beyond_shards, memory_plan
+from rllm.trainer.memory_plan import _most_beyond_shards, _passes, memory_plan
 
 RECORDED = Path(__file__).parent / "memory_formulas.json"
 WIDTH, INNER, QUERIES, KEYS = 31, 53, 6 * 7, 2 * 7
@@ -201,6 +202,14 @@ def test_rows_without_a_prompt_of_their_group_and_short_ones_behind_a_long_one_f
     assert fullest(copied, 100, 2 * 99 * 101) is copied
     cut = fullest(copied, 100, 2 * 99 * 101 - 1)
     assert (cut.num_prefixes, cut.num_rows) == (2, 100 + (99 * 101 - 1 - 1600) // 101)
+
+
+@pytest.mark.parametrize(("logits_mb", "num_tokens"), [(0.0001, 1), (0.05, 3), (0.0646, 4)])
+def test_so_many_tokens_have_logits_at_once_as_the_megabytes_hold(logits_mb: float, num_tokens: int) -> None:
+    """Four float32 numbers for each word of the vocabulary, 16,144 bytes a token; one token at least."""
+    config = load_config([f"optimizer.logits_mb={logits_mb}"])
+    ((each, _),) = _passes(config, "policy", SHAPE, LoraConfig(), 4, PLAIN)
+    assert each.logit_tokens == num_tokens
 
 
 PLAIN = MicroBatch(num_prefixes=0, prefix=0, num_rows=5, suffix=11, trained_tokens=4)
