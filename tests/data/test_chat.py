@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.errors import ConfigError
-from rllm.trainer.chat_rows import Chat, ChatEncoder, chat_of, chats_of, encode_all, read_chats
+from rllm.trainer.chat_rows import (
+    Chat,
+    ChatEncoder,
+    chat_of,
+    chats_of,
+    encode_all,
+    read_chats,
+    with_fetched_images,
+)
 from rllm.types.episode import Step
 from rllm.types.sample import NOT_SAMPLED
 
@@ -439,3 +447,19 @@ def test_half_a_character_in_a_row_from_python_is_refused_by_its_row() -> None:
     half = {"prompt": "a\ud83d", "completion": "b"}
     with pytest.raises(ConfigError, match=r"row 1: it has \\ud83d"):
         chats_of([{"prompt": "a\U0001f600", "completion": "b"}, half])
+
+
+def test_images_take_the_place_of_their_addresses_or_their_rows_are_named() -> None:
+    class Fetcher:
+        def inline(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            if "gone" in messages[0]["content"]:
+                raise ConfigError("no such image")
+            return [{**each, "content": each["content"].upper()} for each in messages]
+
+    fetcher: Any = Fetcher()
+    chats = [Chat(where=f"row {place}", messages=[user(text)]) for place, text in enumerate("ab")]
+    assert with_fetched_images(chats, None) == chats
+    fetched = with_fetched_images(chats, fetcher)
+    assert [(each.where, each.messages[0]["content"]) for each in fetched] == [("row 0", "A"), ("row 1", "B")]
+    with pytest.raises(ConfigError, match=r"row 7.*such image"):
+        with_fetched_images([*chats, Chat(where="row 7", messages=[user("gone")])], fetcher)

@@ -18,6 +18,7 @@ from rllm.errors import ConfigError
 from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.learning import imitate, learn
 from rllm.trainer.policies import create_initial_models, load_initial_models, require_models, save_model_by
 from rllm.trainer.replay import replay
@@ -393,3 +394,19 @@ def test_two_ranks_write_a_file_each_of_a_model_that_is_read_as_one(
     weights = load_model(tmp_path / "model").model.state_dict_hf()
     for name, weight in model.model.state_dict_hf().items():
         assert torch.equal(weights[name], weight), name
+
+
+def test_a_run_of_programs_or_workflows_has_defaults_of_its_own(letters: ModuleType) -> None:
+    """Their calls come at any time, and their answers end where they like."""
+
+    def program(task: Any, config: Any) -> None: ...
+
+    tasks = [{"id": "a", "instruction": "say a"}]
+    of_workflow = AgentTrainer({}, letters.TASKS, workflow_class=letters.PairWorkflow).config
+    of_program = AgentTrainer({}, tasks, agent_flow=program, evaluator=lambda task, episode: 1.0).config
+    for config in (of_workflow, of_program):
+        assert not config.inference.lockstep
+        assert config.inference.max_context == 2048
+        assert (config.rollout.max_tokens_per_turn, config.warm_start.steps) == (0, 0)
+    assert of_workflow.algorithm.old_logprobs == "trainer"
+    assert of_program.algorithm.old_logprobs == TrainConfig().algorithm.old_logprobs
