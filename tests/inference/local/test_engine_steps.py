@@ -318,3 +318,35 @@ def test_who_closes_gives_its_slot_back_once_its_answer_is_over(endless: LoadedM
     engine.run()
     assert not talk.has_slot
     assert engine._cache.num_free == 1
+
+
+def test_gaps_are_closed_before_anybody_loses_its_place(endless: LoadedModel) -> None:
+    engine = engine_of(endless, num_slots=4, cache_tokens=ROOM)
+    talks = [Talk(engine, number) for number in range(4)]
+    for talk in talks:
+        talk.ask(ids(4, first=5 + talk.number))
+    engine.run()
+    for number in (0, 2):
+        engine.close_session(talks[number].holder)
+    longer = Talk(engine, 4)
+    longer.ask(ids(50))
+    engine.run()
+    assert [talk.has_slot for talk in (*talks, longer)] == [False, True, False, True, True]
+    for number in (1, 3):  # what they had read is known
+        talks[number].ask(ids(6, first=5 + number))
+    engine.run()
+    assert [talks[number].answers[-1].cached_tokens for number in (1, 3)] == [4, 4]
+
+
+def test_gaps_are_closed_for_one_that_grows_as_well(endless: LoadedModel) -> None:
+    """Slots of 32, 32 and 32 tokens become 64, 32, 32 and then 64, 64, 32, where there is room for 192."""
+    engine = engine_of(endless, num_slots=3, cache_tokens=192)
+    talks = [Talk(engine, number) for number in range(3)]
+    for talk in talks:
+        talk.ask(ids(4, first=5 + talk.number))
+    engine.run()
+    for talk in talks[:2]:
+        talk.ask(ids(50, first=5 + talk.number))
+        engine.run()
+        assert all(each.has_slot for each in talks)
+        assert talk.answers[-1].cached_tokens == 4
