@@ -3,6 +3,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rllm.config.schema import CheckpointConfig
 from rllm.distributed import RankGroup
 from rllm.errors import CheckpointError, StorageError
 from rllm.files.atomic import MANIFEST
+from rllm.trainer import checkpoint
 from rllm.trainer.backends.base import Saveable
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.trainer.checkpoint import Checkpoints, RunState, load_latest, ranks_of, save_checkpoint
@@ -117,6 +119,23 @@ def test_a_checkpoint_says_what_made_it(learner: TorchBackend, tmp_path: Path) -
     about = json.loads((saved / "about.json").read_text())
     assert about["packages"]["torch"] == torch.__version__
     assert about["config_sha256"] == hashlib.sha256(b"{}").hexdigest()
+
+
+def test_of_a_package_that_is_not_there_the_version_is_empty(
+    learner: TorchBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(checkpoint.metadata, "version", nowhere)
+    checkpoint._version.cache_clear()
+    try:
+        saved = save_checkpoint(tmp_path, _state(1), {"": learner}, keep=1)
+    finally:
+        checkpoint._version.cache_clear()
+    about = json.loads((saved / "about.json").read_text())
+    assert set(about["packages"].values()) == {""}
+    assert about["config_sha256"] == "", "of a checkpoint without its run"
 
 
 def test_saving_a_position_again_replaces_it(learner: TorchBackend, tmp_path: Path) -> None:
