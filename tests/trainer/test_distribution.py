@@ -3,12 +3,15 @@
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from rllm.config.loader import load_config
 from rllm.errors import ConfigError
 from rllm.trainer import distribution
+from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.distribution import require_distributed
 
 SHARD = "distributed.strategy=shard"
@@ -77,3 +80,15 @@ def test_a_program_may_be_silent_while_it_runs_and_while_it_is_judged(
     with pytest.raises(ConfigError, match=r"timeout_s") if is_refused else nullcontext():
         require_distributed(config, 2, is_program=True)
     require_distributed(config, 2, is_program=False)
+
+
+def test_a_trainer_asks_what_its_ranks_cannot_do_and_whether_it_plays_a_program(letters: ModuleType) -> None:
+    def program(task: Any, config: Any) -> None: ...
+
+    slow = {"distributed": {"timeout_s": 300}, "rollout": {"episode_timeout_s": 290}}
+    tasks = [{"id": "a", "instruction": "say a"}]
+    of_program = AgentTrainer(slow, tasks, agent_flow=program, evaluator=lambda task, episode: 1.0)
+    of_program.require_ranks_can(1)
+    with pytest.raises(ConfigError, match=r"distributed\.timeout_s"):
+        of_program.require_ranks_can(2)
+    letters.make_trainer(Path("run"), slow).require_ranks_can(2)
