@@ -31,10 +31,11 @@ WISHES = {
 
 
 class Shifts:
-    """Every token of an image moves those behind it one position back."""
+    """Every token of an image moves the words behind it one position back."""
 
     def shifts(self, ids_T: NDArray[np.int64]) -> NDArray[np.int64]:
-        return -(ids_T >= PATCH_IDS_FROM).astype(np.int64).cumsum()
+        is_patch_T = (ids_T >= PATCH_IDS_FROM).astype(np.int64)
+        return is_patch_T - is_patch_T.cumsum()
 
 
 @dataclass
