@@ -26,7 +26,7 @@ from rllm.errors import BrowserError, ConfigError
 
 PLAY_LIMIT_S = 300.0
 """Limit of one demonstration, or of one task of a baseline."""
-MAX_KEPT = 8192
+MAX_KEPT = 32_768
 """Tasks whose pages are kept."""
 _NUM_AT_A_TIME = 8
 """Episodes that baselines play side by side."""
