@@ -29,18 +29,21 @@ STANDARD = {
 NO_PARTICIPLES = {"bed", "embed", "feed", "hundred", "indeed", "need", "red", "seed", "shed", "speed"}
 
 PARTICIPLES = {
-    "cli": 23,
+    "algorithms": 17,
+    "build": 12,
+    "cli": 6,
     "data": 2,
-    "engine": 9,
+    "eval": 12,
     "gateway": 0,
     "inference": 5,
     "integrations": 3,
+    "models": 13,
     "rewards": 4,
     "sandbox": 2,
-    "trainer": 9,
-    "worker": 19,
+    "tools": 12,
+    "view": 6,
 }
-"""At most so many bare participles are bound in a room; 20 in every other one."""
+"""At most so many bare participles are bound in a room; 9 in every other one."""
 MAX_WIDE_FUNCTIONS = 32
 """At most so many functions have eight or more parameters. Values that belong together are one value."""
 DOUBLE_CLASS_NAMES = {"Environment"}
@@ -91,7 +94,7 @@ def test_no_room_has_more_bare_participles_than_before(checkout: Path) -> None:
             if is_participle(name):
                 counts[file.parts[0]] += 1
                 places[file.parts[0]].append(f"{file}:{line} {name}")
-    over = {room: places[room] for room, count in counts.items() if count > PARTICIPLES.get(room, 20)}
+    over = {room: places[room] for room, count in counts.items() if count > PARTICIPLES.get(room, 9)}
     assert over == {}, "name what the value is: `agent`, not `found`; `reply`, not `said`"
 
 

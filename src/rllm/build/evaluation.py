@@ -201,8 +201,8 @@ def _prepare_program(request: Asked) -> Prepared:
             raise ConfigError(f"`{request.program.program}` judges by itself; leave --judge-model out.")
         judge = ChosenJudge(name=PAYS_ITSELF.name, evaluator=PAYS_ITSELF, hash=hash_of(actor.settings))
         split = request.split or TEST
-        brought = task_program(request.program.program).tasks(split, request.num_read)
-        rows, all_tasks = [task.to_row() for task in brought], brought
+        program_tasks = task_program(request.program.program).tasks(split, request.num_read)
+        rows, all_tasks = [task.to_row() for task in program_tasks], program_tasks
     else:
         split = request.split
         judge = judge_named(request.program.evaluator, request.judge)

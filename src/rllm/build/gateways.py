@@ -202,7 +202,7 @@ async def fleet_gateway(
         listening = listening_socket(address.host, address.port)
         open_until_done.callback(listening.close)
         processes = await _start_replicas(settings, directory, address.ledger / "servers", open_until_done)
-        started = {each.url: each for each in processes}
+        process_of_url = {each.url: each for each in processes}
 
         async def connect(url: str) -> VLLMClient:
             client = VLLMClient(
@@ -221,11 +221,11 @@ async def fleet_gateway(
             return client
 
         async def end(url: str) -> None:
-            if url in started:
-                await started.pop(url).__aexit__()
+            if url in process_of_url:
+                await process_of_url.pop(url).__aexit__()
 
         clients: list[VLLMClient] = []
-        for url in list(started) or settings.servers:
+        for url in list(process_of_url) or settings.servers:
             clients.append(await connect(url))
             open_until_done.push_async_callback(clients[-1].close)
         contexts = [each.max_context for each in clients]

@@ -44,8 +44,10 @@ class AttackReport:
 
     @property
     def is_sound(self) -> bool:
-        broken = AttackVerdict.BROKEN
-        return all(each.verdict is not broken for findings in self.by_target.values() for each in findings)
+        broken_verdict = AttackVerdict.BROKEN
+        return all(
+            each.verdict is not broken_verdict for findings in self.by_target.values() for each in findings
+        )
 
 
 def grade_answer(

@@ -128,13 +128,13 @@ class Models:
 
     async def open(self, place: ModelPlace, *, anew: bool = False) -> OpenModel:
         """`anew` reads files again that may have changed since."""
-        shared = next((each for each in self._open if each.place == place and not anew), None)
-        if shared is None:
+        open_model = next((each for each in self._open if each.place == place and not anew), None)
+        if open_model is None:
             client = None if place.is_server else program_client(place, threads=self._threads)
-            shared = OpenModel(place=await answering(place) if client is None else place, client=client)
-            self._open.append(shared)
-        shared.num_users += 1
-        return shared
+            open_model = OpenModel(place=await answering(place) if client is None else place, client=client)
+            self._open.append(open_model)
+        open_model.num_users += 1
+        return open_model
 
     async def release(self, model: OpenModel) -> None:
         model.num_users -= 1

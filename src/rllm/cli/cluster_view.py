@@ -44,13 +44,13 @@ class ClusterFacts:
 def cluster_facts(lines: Iterable[Mapping[str, Any]]) -> ClusterFacts | None:
     """The facts in `lines` of metrics.jsonl; None where no episode was played on a cluster."""
     values: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list[float]))
-    lost: int | None = None
+    num_lost: int | None = None
     for line in lines:
-        lost = line.get("cluster.workers_lost", lost)
+        num_lost = line.get("cluster.workers_lost", num_lost)
         for name, value in line.items():
-            if matched := _WORKER.fullmatch(name):
-                values[matched[1]][matched[2]].append(value)
-    if lost is None:
+            if match := _WORKER.fullmatch(name):
+                values[match[1]][match[2]].append(value)
+    if num_lost is None:
         return None
     workers = {
         name: WorkerFacts(
@@ -60,17 +60,17 @@ def cluster_facts(lines: Iterable[Mapping[str, Any]]) -> ClusterFacts | None:
         )
         for name, of_worker in values.items()
     }
-    played = {name: each.busy_tokens_per_s for name, each in workers.items() if each.tokens_per_s}
-    slowest = min(played, key=lambda name: played[name]) if played else ""
-    return ClusterFacts(workers=workers, slowest=slowest, workers_lost=lost)
+    speed_of_worker = {name: each.busy_tokens_per_s for name, each in workers.items() if each.tokens_per_s}
+    slowest = min(speed_of_worker, key=lambda name: speed_of_worker[name]) if speed_of_worker else ""
+    return ClusterFacts(workers=workers, slowest=slowest, workers_lost=num_lost)
 
 
 def print_cluster(console: Console, cluster: ClusterFacts) -> None:
     console.print(f"\nRollout workers, of which {cluster.workers_lost} were lost", style="bold")
     numbers = ("steps", "tokens/s", "idle", "tokens/s while it plays")
-    made = table("worker", *numbers, "", right=numbers)
+    rows = table("worker", *numbers, "", right=numbers)
     for name, each in cluster.workers.items():
-        made.add_row(
+        rows.add_row(
             name,
             str(each.steps),
             f"{each.tokens_per_s:,.0f}",
@@ -78,7 +78,7 @@ def print_cluster(console: Console, cluster: ClusterFacts) -> None:
             f"{each.busy_tokens_per_s:,.0f}",
             "slowest" if name == cluster.slowest else "",
         )
-    console.print(made)
+    console.print(rows)
 
 
 def _mean(values: list[float]) -> float:

@@ -100,13 +100,15 @@ def _tell(manifest: dict[str, Any], directory: Path) -> None:
         prose=("dropped",),
     )
     for each in manifest["sources"]:
-        dropped = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in each["dropped"].items())
+        drop_counts = ", ".join(
+            f"{name.replace('_', ' ')} {count}" for name, count in each["dropped"].items()
+        )
         sources_table.add_row(
             Text(each["name"]),
             str(each["tests"]["passing"]),
             str(each["tried"]),
             str(each["kept"]),
-            dropped,
+            drop_counts,
         )
     console.print(sources_table)
     splits = ", ".join(f"{name} {count}" for name, count in manifest["splits"].items())

@@ -74,8 +74,10 @@ def command(
     )
     if as_json:
         tasks = {name: [asdict(each) for each in findings] for name, findings in report.by_task.items()}
-        broken = report.broken_tasks
-        print_json({"tasks": tasks, "not_made": report.not_made, "broken": broken, "sound": not broken})
+        broken_tasks = report.broken_tasks
+        print_json(
+            {"tasks": tasks, "not_made": report.not_made, "broken": broken_tasks, "sound": not broken_tasks}
+        )
     else:
         _print_tasks(path, report)
     if report.broken_tasks:

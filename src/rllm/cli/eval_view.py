@@ -52,23 +52,23 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
     print_sentence(console, f"\n{request.name}, {tasks}: {request.place.title}", style="bold")
     if settings := stamp.get("settings"):
         is_own_agent = stamp["agent"] != benchmark_named(request.benchmark).agent
-        shown = (
+        phases = (
             f"{stamp['agent']} says itself what the model is told."
             if is_own_agent
             else _SHOWN[settings["of"]]
         )
-        print_sentence(console, shown, style="dim")
+        print_sentence(console, phases, style="dim")
     console.print(_scores(reports))
     print_sentence(console, Text(f"{_instances(reports)}{_baselines(report)}"))
     console.print(
         f"attempted = scored + truncated + failed; a failure counts as no success. {_method(reports)}",
         style="dim",
     )
-    if skipped := stamp.get("skipped"):
-        name, why = next(iter(skipped.items()))
+    if skip_reasons := stamp.get("skipped"):
+        name, why = next(iter(skip_reasons.items()))
         print_sentence(
             console,
-            f"{len(skipped)} tasks cannot be run here and were skipped. The first is {name}: {why}",
+            f"{len(skip_reasons)} tasks cannot be run here and were skipped. The first is {name}: {why}",
             style="yellow",
         )
     if any(each.get("readings") for each in reports.values()):

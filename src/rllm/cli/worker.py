@@ -145,14 +145,17 @@ def run(path: Path, source: str, as_json: bool, directory: Path | None, otel: bo
         print_json(value)
     else:
         error = value["error"] or {}
-        observed = value["observability"]
+        observability = value["observability"]
         out().print(
             facts(
                 [
                     ("status", value["status"]),
                     *([("error", f"{error['code']}: {error['message']}")] if error else []),
-                    ("attempt", f"{observed['attempt']} of {worker.contract.constraints.max_attempts}"),
-                    ("took", f"{observed['duration_ms']:.0f} ms, {observed['model_calls']} model calls"),
+                    ("attempt", f"{observability['attempt']} of {worker.contract.constraints.max_attempts}"),
+                    (
+                        "took",
+                        f"{observability['duration_ms']:.0f} ms, {observability['model_calls']} model calls",
+                    ),
                 ]
             )
         )
@@ -254,8 +257,8 @@ def _facts_of(contract: Contract) -> dict[str, Any]:
 
 
 def _fields_of(document: Any) -> str:
-    required = document.get("required") or ()
-    names = [name if name in required else f"{name}?" for name in document.get("properties") or {}]
+    required_names = document.get("required") or ()
+    names = [name if name in required_names else f"{name}?" for name in document.get("properties") or {}]
     return ", ".join(names) or "any object"
 
 

@@ -87,18 +87,18 @@ def _visit(contract: Contract, calls: dict[str, dict[str, Contract]], contracts:
 
 def _roots(calls: Mapping[str, Mapping[str, Contract]]) -> list[str]:
     """Callers whom nobody calls; of a circle that nobody else enters, its first."""
-    called = {each.id for callees in calls.values() for each in callees.values()}
+    callee_ids = {each.id for callees in calls.values() for each in callees.values()}
     roots: list[str] = []
-    drawn: set[str] = set()
-    for name in sorted(calls, key=lambda each: each in called):
-        if name not in drawn:
+    drawn_names: set[str] = set()
+    for name in sorted(calls, key=lambda each: each in callee_ids):
+        if name not in drawn_names:
             roots.append(name)
-            reached = [name]
-            while reached:
-                caller = reached.pop()
-                if caller not in drawn:
-                    drawn.add(caller)
-                    reached += [each.id for each in calls.get(caller, {}).values()]
+            open_names = [name]
+            while open_names:
+                caller = open_names.pop()
+                if caller not in drawn_names:
+                    drawn_names.add(caller)
+                    open_names += [each.id for each in calls.get(caller, {}).values()]
     return roots
 
 

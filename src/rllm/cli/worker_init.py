@@ -134,8 +134,8 @@ def command(
 
 def _front_matter(binding: Binding) -> str:
     names = {name: getattr(binding, name) for name in ("program", "agent", "workflow", "model")}
-    written = ", ".join(f"{name}: {json.dumps(value)}" for name, value in names.items() if value)
-    return f"rllm: {{{written}}}\n" if written else ""
+    pairs = ", ".join(f"{name}: {json.dumps(value)}" for name, value in names.items() if value)
+    return f"rllm: {{{pairs}}}\n" if pairs else ""
 
 
 def _object_schema(properties: dict[str, Any], mandatory: Collection[str] | None = None) -> str:

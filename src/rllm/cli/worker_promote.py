@@ -71,23 +71,24 @@ def command(options: PromoteOptions) -> int:
             f"{options.path} is a link, and names in it begin beside it; give "
             f"{options.path.resolve()} itself."
         )
-    named = as_the_file_names(options.candidate, options.path)
+    candidate = as_the_file_names(options.candidate, options.path)
     before = options.path.read_bytes()
-    new_text = with_model(before.decode(), named, source=str(options.path))
+    new_text = with_model(before.decode(), candidate, source=str(options.path))
     judge = output_judge_named(options.evaluator) if options.evaluator else None
     requests = read_requests(options.rows, contract, is_judged=judge is not None)
     with counting("runs with either model", 2 * len(requests)) as count:
         verdict = asyncio.run(
             compare_models(
-                contract, named, requests, judge=judge, max_parallel=options.parallel, on_answer=count
+                contract, candidate, requests, judge=judge, max_parallel=options.parallel, on_answer=count
             )
         )
     is_reloaded = False
     if verdict.is_better:
         if options.path.read_bytes() != before:
             raise ConfigError(
-                f"{options.path} was changed while {named} was evaluated, and is left as it is. {named} was "
-                f"better ({rate(verdict.current)} → {rate(verdict.candidate)}): promote it again."
+                f"{options.path} was changed while {candidate} was evaluated, and is left as it is. "
+                f"{candidate} was better ({rate(verdict.current)} → {rate(verdict.candidate)}): promote "
+                "it again."
             )
         write_atomic(options.path, new_text)
         if options.server:
@@ -95,7 +96,7 @@ def command(options: PromoteOptions) -> int:
             is_reloaded = True
     if options.as_json:
         print_json(
-            {**verdict.to_dict(), "promoted": verdict.is_better, "reloaded": is_reloaded, "model": named}
+            {**verdict.to_dict(), "promoted": verdict.is_better, "reloaded": is_reloaded, "model": candidate}
         )
         return 0 if verdict.is_better else NOT_BETTER
     low, high = (100 * each for each in verdict.interval)
@@ -104,7 +105,7 @@ def command(options: PromoteOptions) -> int:
             [
                 ("requests", str(verdict.requests)),
                 (contract.binding.model, rate(verdict.current)),
-                (named, rate(verdict.candidate)),
+                (candidate, rate(verdict.candidate)),
                 ("difference", f"{100 * verdict.difference:+.1f} points, 95 %: {low:+.1f} to {high:+.1f}"),
                 ("promoted", _outcome(verdict.is_better, is_reloaded, options.path)),
             ]

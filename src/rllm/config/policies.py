@@ -151,13 +151,13 @@ def validate_servers(policies: Mapping[str, PolicyConfig], servers: list[str], n
     `servers`: those of the only policy. `num_replicas`: those that the run starts for each policy.
     """
     own = {f"policies.{name}.servers": policy.servers for name, policy in policies.items()}
-    named = [key for key, urls in own.items() if urls]
+    keys = [key for key, urls in own.items() if urls]
     ways = [
         *([f"{num_replicas} `inference.replicas`"] if num_replicas else ()),
         *([f"{len(servers)} `inference.servers`"] if servers else ()),
-        *([f"{len(own[key])} `{key}`" for key in named]),
+        *([f"{len(own[key])} `{key}`" for key in keys]),
     ]
-    if not ways or (named and (num_replicas or servers)) or (num_replicas and servers):
+    if not ways or (keys and (num_replicas or servers)) or (num_replicas and servers):
         raise ConfigError(
             f"`inference.engine` is 'vllm', with {' and '.join(ways) or 'no servers'}; set one of "
             "`inference.replicas` (servers to start), `inference.servers` (that run, of the only policy), or "
@@ -168,9 +168,9 @@ def validate_servers(policies: Mapping[str, PolicyConfig], servers: list[str], n
             f"There are {len(policies)} policies, and `inference.servers` does not say which servers are "
             f"whose; set {', '.join(f'`{key}`' for key in own)}, or `inference.replicas`."
         )
-    if named and (missing := [key for key in own if key not in named]):
+    if keys and (missing := [key for key in own if key not in keys]):
         raise ConfigError(
-            f"`{named[0]}` is set and {', '.join(f'`{key}`' for key in missing)} not; a policy is sampled by "
+            f"`{keys[0]}` is set and {', '.join(f'`{key}`' for key in missing)} not; a policy is sampled by "
             "servers of its own: name them."
         )
 

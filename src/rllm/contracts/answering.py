@@ -28,10 +28,10 @@ def messages_for(contract: Contract, inputs: Mapping[str, Any]) -> list[Message]
         f"{schema}"
     )
     # A name of the run says nothing about its task: without it equal tasks are equal prompts.
-    shown = {name: value for name, value in inputs.items() if name != "run_id"}
+    visible_inputs = {name: value for name, value in inputs.items() if name != "run_id"}
     return [
         {"role": "system", "content": rules},
-        {"role": "user", "content": json.dumps(shown, ensure_ascii=False)},
+        {"role": "user", "content": json.dumps(visible_inputs, ensure_ascii=False)},
     ]
 
 

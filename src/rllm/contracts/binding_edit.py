@@ -27,9 +27,9 @@ def with_model(text: str, model: str, *, source: str = "worker.md") -> str:
         raise ContractError(
             f"{source}: it names no model that another could take the place of; write `rllm: {{model: …}}`."
         )
-    written = model if _PLAIN.fullmatch(model) else f'"{model}"'
-    changed = front[: node.start_mark.index] + written + front[node.end_mark.index :]
-    new_text = lines[0] + changed + "".join(lines[end:])
+    scalar = model if _PLAIN.fullmatch(model) else f'"{model}"'
+    new_front = front[: node.start_mark.index] + scalar + front[node.end_mark.index :]
+    new_text = lines[0] + new_front + "".join(lines[end:])
     if parse_contract(new_text, source=source).binding.model != model:
         raise ContractError(f"{source}: `{model}` cannot be written as `rllm.model`; rename it.")
     return new_text

@@ -491,10 +491,10 @@ def _require_fillable(file: _File, contract: Contract, part: _Heading) -> None:
             f"the runtime fills `status` with {str(RunStatus.OK)!r}, which the output schema refuses.",
         )
     own = properties.get("run_id", True)
-    named = own.get("type", "string") if isinstance(own, Mapping) else "string" if own else "none"
+    type_name = own.get("type", "string") if isinstance(own, Mapping) else "string" if own else "none"
     kind = contract.key_type if contract.constraints.idempotency_key == "run_id" else "string"
     fits = {"string", kind}  # the text of a number is one as well
-    if fits.isdisjoint([named] if isinstance(named, str) else named):
+    if fits.isdisjoint([type_name] if isinstance(type_name, str) else type_name):
         raise file.error(
             _line_of(text, fence, "/properties/run_id"),
             f"the runtime fills `run_id` with a value of type {kind}, which the output schema refuses.",

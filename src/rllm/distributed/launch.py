@@ -90,8 +90,8 @@ class _Rank:
         ):
             return
         self.output.seek(self.num_logged)
-        printed = self.output.read()
-        lines = printed if is_over else printed[: printed.rfind(b"\n") + 1]  # a key may be cut in half
+        text = self.output.read()
+        lines = text if is_over else text[: text.rfind(b"\n") + 1]  # a key may be cut in half
         with (directory / f"rank-{self.number}.log").open("ab") as log:
             log.write(without_keys(lines.decode(errors="replace")).encode())
         self.num_logged += len(lines)

@@ -54,9 +54,11 @@ def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **extra: Any
 ) -> tuple[Tensor, None]:
     """[1, H, N, d] in, [1, N, H, d] out. `rllm_attend` is passed through the model's forward as a keyword."""
-    unsupported = [name for name in NOT_SERVED if extra.get(name) is not None]
-    if unsupported or "rllm_attend" not in extra:
-        reason = f"asks for `{unsupported[0]}`" if unsupported else "keeps keywords from its attention"
+    unsupported_keys = [name for name in NOT_SERVED if extra.get(name) is not None]
+    if unsupported_keys or "rllm_attend" not in extra:
+        reason = (
+            f"asks for `{unsupported_keys[0]}`" if unsupported_keys else "keeps keywords from its attention"
+        )
         raise ArchitectureError(f"{type(module).__name__} {reason}")
     attend: Attend = extra["rllm_attend"]
     head_dim = query.shape[-1]

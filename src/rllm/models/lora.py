@@ -61,14 +61,14 @@ def with_adapter(base: LoadedModel, config: LoraConfig, seed: int, *, vision: bo
     base.model.requires_grad_(False)
     model = sharing_tensors(base.model)
     layers: Any = _projections(model) if isinstance(model, Decoder) else model.inner
-    excluded = [] if vision or base.tokenizer.images is None else base.model.vision_modules()
-    linear = _linear_layers(layers, excluded)
+    excluded_modules = [] if vision or base.tokenizer.images is None else base.model.vision_modules()
+    linear = _linear_layers(layers, excluded_modules)
     targets = _targets(config, linear, base)
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         target_modules=targets,
-        exclude_modules=excluded or None,
+        exclude_modules=excluded_modules or None,
         fan_in_fan_out=any(not isinstance(linear[name], nn.Linear) for name in targets),
         base_model_name_or_path=str(base.directory),
         task_type="CAUSAL_LM",

@@ -121,9 +121,9 @@ class PrefixTree:
             if len(branches) == 1 or room - trunk <= most:
                 return best
             loads = [self.branch_load(trunk, branch) for branch in branches]
-            chosen = fullest(loads, room - trunk)
-            if (filled := sum(loads[index] for index in chosen)) > most:
-                best, most = [place for index in chosen for place in branches[index]], filled
+            choice = fullest(loads, room - trunk)
+            if (load := sum(loads[index] for index in choice)) > most:
+                best, most = [place for index in choice for place in branches[index]], load
             part = branches[loads.index(max(loads))]
 
     def first_leaf(self) -> list[int]:
@@ -135,8 +135,10 @@ class PrefixTree:
 
     def parts(self, places: Sequence[int]) -> tuple["PrefixTree", "PrefixTree"]:
         """The rows at `places`, which ascend, as a tree, and all others as one."""
-        chosen = set(places)
-        return self._take(places), self._take([each for each in range(len(self.rows)) if each not in chosen])
+        chosen_places = set(places)
+        return self._take(places), self._take(
+            [each for each in range(len(self.rows)) if each not in chosen_places]
+        )
 
     def _take(self, places: Sequence[int]) -> "PrefixTree":
         between = pairwise(places)

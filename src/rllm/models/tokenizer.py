@@ -131,9 +131,9 @@ class HuggingFaceTokenizer:
     def with_template_variables(self, variables: Mapping[str, Any]) -> Self:
         """See `TextTokenizer`."""
         own = {*self._tokenizer.special_tokens_map, *_CONVERSATION_VARIABLES}
-        if reserved := own.intersection(variables):
+        if reserved_names := own.intersection(variables):
             raise ConfigError(
-                f"The variable {sorted(reserved)[0]!r} is what chat templates get the conversation in; "
+                f"The variable {sorted(reserved_names)[0]!r} is what chat templates get the conversation in; "
                 "leave it out."
             )
         other = copy.copy(self)

@@ -87,5 +87,5 @@ def tokenizer_file(directory: Path) -> TokenizerFile | None:
         raise MissingExtraError("tokenizers", "train") from error
     backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    named = {settings[name] for name in SPECIAL if settings.get(name) is not None}
-    return TokenizerFile(backend, settings) if named <= special else None
+    special_tokens = {settings[name] for name in SPECIAL if settings.get(name) is not None}
+    return TokenizerFile(backend, settings) if special_tokens <= special else None

@@ -121,7 +121,7 @@ def _extend(module: ModuleType) -> None:
     own = module.__dict__.get("__getattr__")
     if (name in table.PARENTS or refused_rows) and not hasattr(module, "__path__"):
         module.__path__ = []  # of a refused name, too, Python then asks the finder, which has the reason
-    announced: set[str] = set()
+    announced_names: set[str] = set()
 
     def find(attribute: str) -> Any:
         if own is not None:
@@ -136,8 +136,8 @@ def _extend(module: ModuleType) -> None:
             raise AttributeError(_unknown(name, attribute, rows))
         home, _, own_name = rows[attribute].partition(":")
         value = getattr(importlib.import_module(home), own_name or attribute)
-        if attribute not in announced:
-            announced.add(attribute)
+        if attribute not in announced_names:
+            announced_names.add(attribute)
             _announce(name, attribute, home, own_name or attribute)
         return value
 
@@ -155,5 +155,5 @@ def _announce(module: str, name: str, home: str, own_name: str) -> None:
 
 
 def _unknown(module: str, name: str, rows: Mapping[str, str]) -> str:
-    known = f"; of the published names it has {', '.join(sorted(rows))}" if rows else ""
-    return f"module `{module}` has no attribute `{name}`{known}"
+    hint = f"; of the published names it has {', '.join(sorted(rows))}" if rows else ""
+    return f"module `{module}` has no attribute `{name}`{hint}"

@@ -83,8 +83,8 @@ def session(**metadata: Any) -> Iterator[CallSession]:
     if "name" in metadata:
         raise ConfigError("`session(name=…)` is given; a session names itself: give another keyword.")
     outer = _SESSIONS.get()
-    inherited = outer[-1].metadata if outer else {}
-    inner = CallSession(name=f"sess_{uuid.uuid4().hex[:16]}", metadata={**inherited, **metadata})
+    outer_metadata = outer[-1].metadata if outer else {}
+    inner = CallSession(name=f"sess_{uuid.uuid4().hex[:16]}", metadata={**outer_metadata, **metadata})
     token = _SESSIONS.set((*outer, inner))
     try:
         yield inner

@@ -140,9 +140,9 @@ class EpisodeStore:
             if version_of(connection) < FIRST_WITH_TOKEN_NUMBERS:
                 return {}
             row = connection.execute("SELECT numbers FROM token_numbers WHERE episode = ?", (row_id,))
-            if (stored := row.fetchone()) is None:
+            if (record := row.fetchone()) is None:
                 return {}
-        values = [value for (value,) in struct.iter_unpack("<f", zlib.decompress(stored[0]))]
+        values = [value for (value,) in struct.iter_unpack("<f", zlib.decompress(record[0]))]
         count = len(values) // len(TOKEN_COLUMNS)
         return {name: values[index * count : (index + 1) * count] for index, name in enumerate(TOKEN_COLUMNS)}
 

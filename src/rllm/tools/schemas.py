@@ -50,7 +50,7 @@ def function_schema(function: Callable[..., Any]) -> FunctionSchema:
     docstring = read_docstring(inspect.getdoc(function) or "")
     hints = _hints(function, name)
     properties: dict[str, Any] = {}
-    required: list[str] = []
+    required_names: list[str] = []
     extra = False
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -65,10 +65,10 @@ def function_schema(function: Callable[..., Any]) -> FunctionSchema:
         description = docstring.parameters.get(parameter.name)
         properties[parameter.name] = ({"description": description} if description else {}) | schema
         if parameter.default is parameter.empty:
-            required.append(parameter.name)
+            required_names.append(parameter.name)
         elif (default := _json_default(parameter.default)) is not MISSING:
             properties[parameter.name]["default"] = default
-    parameters = {"type": "object", "properties": properties, "required": required}
+    parameters = {"type": "object", "properties": properties, "required": required_names}
     parameters["additionalProperties"] = extra
     return FunctionSchema(description=docstring.description, parameters=parameters, annotations=hints)
 

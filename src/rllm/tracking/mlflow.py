@@ -47,15 +47,17 @@ class MlflowSink:
             self._client.create_experiment(name) if experiment is None else experiment.experiment_id
         )
         directory = str(run.directory.absolute())
-        quoted = directory.replace("\\", "\\\\").replace("'", "\\'")
+        quoted_path = directory.replace("\\", "\\\\").replace("'", "\\'")
         # The same run directory is the same run there, so that one that is resumed goes on.
-        mine = self._client.search_runs([experiment_id], f"tags.`{_DIRECTORY}` = '{quoted}'", max_results=1)
+        mine = self._client.search_runs(
+            [experiment_id], f"tags.`{_DIRECTORY}` = '{quoted_path}'", max_results=1
+        )
         if mine:
             self._id = mine[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
         else:
-            made = self._client.create_run(experiment_id, tags={_DIRECTORY: directory}, run_name=run.name)
-            self._id = made.info.run_id
+            new_run = self._client.create_run(experiment_id, tags={_DIRECTORY: directory}, run_name=run.name)
+            self._id = new_run.info.run_id
             settings = [Param(key, str(value)[:MAX_PARAM_CHARS]) for key, value in _flat(run.config).items()]
             for start in range(0, len(settings), 100):
                 self._client.log_batch(self._id, params=settings[start : start + 100])

@@ -65,22 +65,22 @@ class TokenBudget:
         Raises BudgetExceeded, with MAX_PROMPT_LENGTH_EXCEEDED or MAX_RESPONSE_LENGTH_EXCEEDED, when it has
         none.
         """
-        measured = prompt_tokens if self.every_prompt else first_prompt_tokens
-        if self.max_prompt_tokens and measured > self.max_prompt_tokens:
+        num_prompt_tokens = prompt_tokens if self.every_prompt else first_prompt_tokens
+        if self.max_prompt_tokens and num_prompt_tokens > self.max_prompt_tokens:
             which = "prompt" if self.every_prompt else "first prompt"
             raise BudgetExceeded(
                 TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
-                f"The {which} has {measured} tokens and `max_prompt_tokens` is {self.max_prompt_tokens}; "
-                "raise it, or say less.",
+                f"The {which} has {num_prompt_tokens} tokens and `max_prompt_tokens` is "
+                f"{self.max_prompt_tokens}; raise it, or say less.",
             )
         room = NO_LIMIT
         if self.max_response_tokens:
-            used = 0 if self.every_prompt else max(0, prompt_tokens - first_prompt_tokens)
-            room = self.max_response_tokens - used
+            num_used = 0 if self.every_prompt else max(0, prompt_tokens - first_prompt_tokens)
+            room = self.max_response_tokens - num_used
             if room < 1:
                 raise BudgetExceeded(
                     TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED,
-                    f"{used} tokens follow the first prompt and `max_response_tokens` is "
+                    f"{num_used} tokens follow the first prompt and `max_response_tokens` is "
                     f"{self.max_response_tokens}, so no token is left for another answer.",
                 )
         if self.max_model_tokens:

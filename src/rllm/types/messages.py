@@ -146,11 +146,11 @@ class ModelOutput:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "ModelOutput":
-        known = dict(data)
-        known["tool_calls"] = [ToolCall(**call) for call in known.get("tool_calls", [])]
-        known["logprob_meaning"] = LogprobMeaning(known.get("logprob_meaning", LogprobMeaning.RAW))
-        known["top_logprobs"] = [
-            [(token, logprob) for token, logprob in each] for each in known.get("top_logprobs", [])
+        fields = dict(data)
+        fields["tool_calls"] = [ToolCall(**call) for call in fields.get("tool_calls", [])]
+        fields["logprob_meaning"] = LogprobMeaning(fields.get("logprob_meaning", LogprobMeaning.RAW))
+        fields["top_logprobs"] = [
+            [(token, logprob) for token, logprob in each] for each in fields.get("top_logprobs", [])
         ]
-        known["finish_reason"] = FinishReason(known.get("finish_reason", FinishReason.STOP))
-        return cls(**known)
+        fields["finish_reason"] = FinishReason(fields.get("finish_reason", FinishReason.STOP))
+        return cls(**fields)

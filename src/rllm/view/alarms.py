@@ -75,13 +75,13 @@ def _no_reward(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterat
 
 
 def _ties(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
-    tied = _share(recent, "groups_tied", "groups")
-    if tied is not None and tied > _TIED:
+    tied_share = _share(recent, "groups_tied", "groups")
+    if tied_share is not None and tied_share > _TIED:
         success = _mean(recent, "success") or 0.0
         yield Alarm(
             name="ties",
             level="problem",
-            sentence=f"{tied:.0%} of groups tie: all attempts at a task are paid alike, so no signal.",
+            sentence=f"{tied_share:.0%} of groups tie: all attempts at a task are paid alike, so no signal.",
             mend=(
                 "Most succeed: make tasks harder, or sample those of medium difficulty "
                 if success > 0.5
@@ -111,12 +111,12 @@ def _failures(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterato
 
 
 def _update_size(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
-    kl, clipped, ratio = (_mean(recent, name) for name in ("kl", "clipped_frac", "ratio_mean"))
+    kl, clipped_share, ratio = (_mean(recent, name) for name in ("kl", "clipped_frac", "ratio_mean"))
     large: list[str] = []
     if kl is not None and kl > _KL:
         large.append(f"a step moves the policy by a KL of {kl:.2g} nats a token")
-    if clipped is not None and clipped > _CLIPPED:
-        large.append(f"{clipped:.0%} of tokens are clipped")
+    if clipped_share is not None and clipped_share > _CLIPPED:
+        large.append(f"{clipped_share:.0%} of tokens are clipped")
     if ratio is not None and not _RATIO_LOW < ratio < _RATIO_HIGH:
         large.append(f"the mean importance ratio is {ratio:.2f}")
     if large:
@@ -134,12 +134,12 @@ def _update_size(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iter
             sentence=f"The gradient norm is {norms[-1]:.2g}, and its median {median(norms):.2g}.",
             mend="Lower `optimizer.learning_rate`, or clip (`optimizer.max_grad_norm`).",
         )
-    if skipped := sum(float(line.get("skipped_updates", 0)) for line in recent):
+    if num_skipped := sum(float(line.get("skipped_updates", 0)) for line in recent):
         yield Alarm(
             name="skipped updates",
             level="problem",
-            sentence=f"{skipped:.0f} updates of the last {len(recent)} steps were skipped: their gradient "
-            "was not finite or exploded.",
+            sentence=f"{num_skipped:.0f} updates of the last {len(recent)} steps were skipped: their "
+            "gradient was not finite or exploded.",
             mend="Lower `optimizer.learning_rate`; look at the step's losses.",
         )
 
@@ -173,20 +173,20 @@ def _tokens(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[
         for name in line
         if name.startswith("tokens.dropped.") and not name.endswith((".greedy", ".untrained", ".tied"))
     }
-    sampled = sum(float(line.get("tokens.sampled", 0)) for line in recent)
-    dropped = sum(float(line.get(name, 0)) for line in recent for name in dropped_names)
-    if sampled and dropped / sampled > _DROPPED:
+    num_sampled = sum(float(line.get("tokens.sampled", 0)) for line in recent)
+    num_dropped = sum(float(line.get(name, 0)) for line in recent for name in dropped_names)
+    if num_sampled and num_dropped / num_sampled > _DROPPED:
         yield Alarm(
             name="dropped tokens",
             level="problem",
-            sentence=f"{dropped / sampled:.0%} of sampled tokens are not learned from.",
+            sentence=f"{num_dropped / num_sampled:.0%} of sampled tokens are not learned from.",
             mend="Raise `rollout.max_turns` or `rollout.max_tokens_per_turn`, or see `rollout.truncation`.",
         )
-    if unparsed := sum(float(line.get("unparsed_tool_markup", 0)) for line in recent):
+    if num_unparsed := sum(float(line.get("unparsed_tool_markup", 0)) for line in recent):
         yield Alarm(
             name="tool calls",
             level="hint",
-            sentence=f"{unparsed:.0f} answers hold markup of a tool call that cannot be read.",
+            sentence=f"{num_unparsed:.0f} answers hold markup of a tool call that cannot be read.",
             mend="Look at one: the model's format may differ from the one that is parsed.",
         )
 

@@ -244,10 +244,10 @@ def new_messages(step: Step, before: Step | None) -> list[Message]:
     """The messages of a turn that the turn before did not have, without the answer itself."""
     messages = step.chat_completions
     start = 0 if before is None else num_common(before.chat_completions, messages)
-    added = list(messages[start:])
-    if added and added[-1].get("role") == "assistant":
-        added.pop()
-    return added
+    new = list(messages[start:])
+    if new and new[-1].get("role") == "assistant":
+        new.pop()
+    return new
 
 
 def segment_beginnings(steps: Sequence[Step]) -> dict[int, str]:
@@ -261,11 +261,11 @@ def segment_beginnings(steps: Sequence[Step]) -> dict[int, str]:
         expected = len(before.prompt_ids) + len(before.response_ids)
         if not before.prompt_ids or not step.prompt_ids or _goes_on(before, step):
             continue
-        kept = num_common([*before.prompt_ids, *before.response_ids], step.prompt_ids)
-        changed = num_common(before.chat_completions, step.chat_completions)
-        begins[turn] = f"the prompt repeats {kept:,} of the {expected:,} tokens before it" + (
-            f", and message {changed + 1} is another"
-            if changed < len(before.chat_completions)
+        num_ids = num_common([*before.prompt_ids, *before.response_ids], step.prompt_ids)
+        num_messages = num_common(before.chat_completions, step.chat_completions)
+        begins[turn] = f"the prompt repeats {num_ids:,} of the {expected:,} tokens before it" + (
+            f", and message {num_messages + 1} is another"
+            if num_messages < len(before.chat_completions)
             else ": the same messages were written in other tokens"
         )
     return begins

@@ -67,14 +67,14 @@ def evaluation_page(sources: Sources, query: Query) -> dict[str, Any]:
                 f"{run.path} has measured nothing in phase {phase[:80]!r}; it has "
                 f"{', '.join(counts) or 'none'}."
             )
-        superseded = browser.superseded(phase) if config.get("kind") == KIND else ()
+        old_results = browser.superseded(phase) if config.get("kind") == KIND else ()
         which = EpisodeFilter(
             phase=phase,
             task_id=query.optional_text("task"),
             outcome=query.optional_text("outcome"),
             ids=list(hits) if words else None,
             verdict=verdict,
-            without=superseded,
+            without=old_results,
         )
         descending = query.flag("descending") is True
         if by_task:

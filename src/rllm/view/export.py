@@ -161,11 +161,11 @@ def _one_script() -> str:
     parts.append("const load = (name) => (made[name] ??= modules[name]());")
     for name in names:
         text = static_names()[name].read_text()
-        exported = [match[1] for match in _EXPORT.findall(text)]
+        exports = [match[1] for match in _EXPORT.findall(text)]
         text = _EXPORT.sub(r"\1 \2", text)
         text = _IMPORT.sub(partial(_loading, name), text)
         parts.append(
-            f"modules[{json.dumps(name)}] = () => {{\n{text}\nreturn {{ {', '.join(exported)} }};\n}};"
+            f"modules[{json.dumps(name)}] = () => {{\n{text}\nreturn {{ {', '.join(exports)} }};\n}};"
         )
     parts.append('load("main.js");')
     script = "\n".join(parts)

@@ -119,8 +119,8 @@ def attempts_page(sources: Sources, query: Query) -> dict[str, Any]:
     group = _group(rows[0].task_id, rows)
     for attempt in group["attempts"]:
         attempt["trajectories"] = _turns(episodes[attempt["id"]])
-        credited = [value for value in advantages[attempt["id"]] if not isnan(value)]
-        attempt["advantage"] = rounded(fmean(credited)) if credited else None
+        values = [value for value in advantages[attempt["id"]] if not isnan(value)]
+        attempt["advantage"] = rounded(fmean(values)) if values else None
     with_reward = [each for each in group["attempts"] if each["reward"] is not None]
     parting: dict[str, Any] | None = None
     if len(with_reward) > 1 and group["deviation"]:

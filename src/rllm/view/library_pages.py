@@ -140,11 +140,11 @@ def sessions_page(sources: Sources, query: Query) -> dict[str, Any]:
     """Sessions of every gateway's ledger below the directories, by name."""
     from rllm.gateway.ledger import Ledger
 
-    chosen, after, ledgers = query.text("ledger"), query.text("after"), []
+    ledger_name, after, ledgers = query.text("ledger"), query.text("after"), []
     for key, directory in sources.directories_with("ledger.sqlite").items():
-        if chosen in ("", key):
+        if ledger_name in ("", key):
             with Ledger.open(directory, read_only=True) as ledger:
-                sessions = ledger.sessions(limit=100, after=after if chosen else "")
+                sessions = ledger.sessions(limit=100, after=after if ledger_name else "")
                 for session in sessions:
                     session["data"] = shown_value(session["data"])[:400]
                 ledgers.append({"key": key, "counts": ledger.counts(), "sessions": sessions})

@@ -137,10 +137,10 @@ def _step_facts(rows: Sequence[EpisodeSummary], low: float, high: float) -> dict
 
 def quartiles(values: Sequence[float]) -> list[float | None]:
     """Least, lower quartile, median, upper quartile, greatest."""
-    ordered = sorted(values)
-    if not ordered:
+    ascending = sorted(values)
+    if not ascending:
         return [None] * 5
-    return [rounded(ordered[round(part * (len(ordered) - 1) / 4)]) for part in range(5)]
+    return [rounded(ascending[round(part * (len(ascending) - 1) / 4)]) for part in range(5)]
 
 
 def spread(values: Sequence[Any], limit: int) -> list[Any]:

@@ -92,9 +92,9 @@ async def play_attempt(
             await model.close_session(session_id)
 
     error: BaseException | None = None
-    ended = ProgramEnd()
+    end = ProgramEnd()
     try:
-        ended = await runner.run(
+        end = await runner.run(
             backing.flow.run,
             task,
             config,
@@ -102,7 +102,7 @@ async def play_attempt(
             timeout_s=max(timeout_s, 0.001),
             give_up=give_up,
         )
-        error = ended.error
+        error = end.error
     except OutOfTime as late:
         error = late
     finally:
@@ -115,7 +115,7 @@ async def play_attempt(
     )
     result.error = _error_of(error, calls)
     if result.error is None:
-        result.value, artifacts = _value_of(ended.value, calls)
+        result.value, artifacts = _value_of(end.value, calls)
         try:
             result.artifacts = json.loads(json.dumps(artifacts, default=str, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as fault:

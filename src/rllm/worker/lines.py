@@ -100,5 +100,5 @@ async def _answer(host: WorkerHost, line: str) -> str:
 def _refusal(
     name: Any, message: str, *, status: RunStatus = RunStatus.INVALID_REQUEST, code: str = "bad_request"
 ) -> str:
-    known = {} if name is None else {"id": name}
-    return json.dumps({**known, "status": str(status), "error": {"code": code, "message": message}})
+    id_field = {} if name is None else {"id": name}
+    return json.dumps({**id_field, "status": str(status), "error": {"code": code, "message": message}})

@@ -57,8 +57,8 @@ class OpenTelemetry(Telemetry):
     def over_otlp(cls) -> "OpenTelemetry":
         """Sends by OTLP over HTTP, to where OpenTelemetry's own environment variables say
         (`OTEL_EXPORTER_OTLP_ENDPOINT`, by default http://localhost:4318; `OTEL_SERVICE_NAME`, …)."""
-        named = Resource({SERVICE_NAME: "rllm-worker"}).merge(OTELResourceDetector().detect())
-        provider = TracerProvider(resource=Resource.create().merge(named))
+        resource = Resource({SERVICE_NAME: "rllm-worker"}).merge(OTELResourceDetector().detect())
+        provider = TracerProvider(resource=Resource.create().merge(resource))
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         return cls(provider)
 
@@ -109,14 +109,14 @@ class _RequestSpan(RequestSpan):
 
     def set_response(self, response: WorkerResponse) -> None:
         value = response.to_dict()
-        observed = value["observability"]
+        observability = value["observability"]
         _set(
             self._span,
             {
                 "gen_ai.conversation.id": value["run_id"],
                 "rllm.status": value["status"],
-                "rllm.attempt": observed["attempt"],
-                "rllm.output_schema": observed["output_schema"],
+                "rllm.attempt": observability["attempt"],
+                "rllm.output_schema": observability["output_schema"],
             },
         )
         if value["error"] is not None:

@@ -137,13 +137,13 @@ async def _right_runs(
     """In the order of the requests. Raises ConfigError where the infrastructure failed: that says nothing."""
     with TemporaryDirectory(prefix="rllm-promote-") as name:
         async with WorkerHost([contract], Path(name), max_parallel=max_parallel) as host:
-            keyed = [_with_own_key(contract, each, number) for number, each in enumerate(requests)]
+            own_key_requests = [_with_own_key(contract, each, number) for number, each in enumerate(requests)]
             responses = await host.workers[contract.id].run_all(
-                [each.inputs for each in keyed], num_callers=max_parallel, on_answer=on_answer
+                [each.inputs for each in own_key_requests], num_callers=max_parallel, on_answer=on_answer
             )
     return [
         _is_right(request, response, judge, number)
-        for number, (request, response) in enumerate(zip(keyed, responses, strict=True), 1)
+        for number, (request, response) in enumerate(zip(own_key_requests, responses, strict=True), 1)
     ]
 
 

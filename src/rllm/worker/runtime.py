@@ -122,11 +122,11 @@ class WorkerRuntime:
     ) -> list[WorkerResponse]:
         """The answers, in the order of the requests, to so many callers who ask for one after another: the
         time of a run begins when its turn has come. Raises StorageError as `run` does."""
-        numbered = iter(enumerate(requests))
+        remaining = iter(enumerate(requests))
         answers: dict[int, WorkerResponse] = {}
 
         async def call() -> None:
-            for number, inputs in numbered:
+            for number, inputs in remaining:
                 answers[number] = await self.run(inputs)
                 on_answer(answers[number])
 
@@ -286,8 +286,8 @@ class WorkerRuntime:
         except AdmissionRefused as refused:
             return self._replies.refused(refused, trace_id)
         except TimeoutError:
-            waited = f"The {allowed_s:g} s of the run were over before there was room to start it."
-            return self._replies.refused(AdmissionRefused(waited, self.admission.expected_wait_s), trace_id)
+            reason = f"The {allowed_s:g} s of the run were over before there was room to start it."
+            return self._replies.refused(AdmissionRefused(reason, self.admission.expected_wait_s), trace_id)
 
     async def _finish(self, run: Run, text: str, response: WorkerResponse) -> WorkerResponse:
         await self.disk.call(lambda: self.store.finish(run, text, response.status, response.body))
@@ -371,10 +371,10 @@ class WorkerRuntime:
         if num_characters < _LONG_CHARACTERS:
             return check()
         left_s = max(deadline_s - asyncio.get_running_loop().time(), 0.001)
-        ended = await self._runner.run(check, is_async=False, timeout_s=left_s)
-        if ended.error is not None:
-            raise ended.error
-        return ended.value
+        end = await self._runner.run(check, is_async=False, timeout_s=left_s)
+        if end.error is not None:
+            raise end.error
+        return end.value
 
     def _add_usage(self, under_way: RunUnderWay, result: AttemptResult) -> None:
         calls = [first for first, *_ in by_call(result.calls)]

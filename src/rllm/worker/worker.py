@@ -75,12 +75,12 @@ def bound(contract: Contract, *, model: str = "", base_url: str = "", **actors: 
 
     `actors`: at most one of `program`, `agent` and `workflow`; it stands in for whichever the contract names.
     """
-    given = {name: _from_here(value) for name, value in actors.items() if value}
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(f'--{name}' for name in given)} exclude each other; give one.")
+    own_actors = {name: _from_here(value) for name, value in actors.items() if value}
+    if len(own_actors) > 1:
+        raise ConfigError(f"{' and '.join(f'--{name}' for name in own_actors)} exclude each other; give one.")
     binding = contract.binding
-    if given:
-        binding = replace(binding, **{"program": "", "agent": "", "workflow": ""} | given)
+    if own_actors:
+        binding = replace(binding, **{"program": "", "agent": "", "workflow": ""} | own_actors)
     if model:
         binding = replace(binding, model=_from_here(model), base_url=base_url)
     elif base_url:

@@ -74,8 +74,8 @@ def _ids_on(page: str) -> dict[tuple[str, str], str]:
     places = Counter[str]()
     for number, role, name, colour in _LINE.findall(page):
         places[role] += 1
-        for meant in (json.loads(f'"{name}"'), colour, f"#{places[role]}"):
-            ids.setdefault((role, meant), number)
+        for key in (json.loads(f'"{name}"'), colour, f"#{places[role]}"):
+            ids.setdefault((role, key), number)
     return ids
 
 
