@@ -1,5 +1,6 @@
 """What a server of ours is started with."""
 
+import asyncio
 import dataclasses
 import itertools
 import json
@@ -14,7 +15,7 @@ import pytest
 
 from rllm.errors import ConfigError
 from rllm.inference import vllm_process
-from rllm.inference.vllm_process import ServerSettings, start_replicas
+from rllm.inference.vllm_process import ServerProcess, ServerSettings, start_replicas
 
 SETTINGS = ServerSettings(
     python="python",
@@ -124,3 +125,22 @@ async def test_replicas_of_a_second_policy_have_other_gpus_than_those_of_the_fir
     printed = {log.parent.name + "/" + log.stem: log.read_text() for log in tmp_path.glob("*/*.log")}
     names = ("solver/replica-0", "solver/replica-1", "judge/replica-0", "judge/replica-1")
     assert printed == {name: f"on GPU {gpu}\n" for name, gpu in zip(names, gpus, strict=True)}
+
+
+async def test_a_server_that_was_ready_once_has_all_its_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm_process, "CHECK_EVERY_S", 1.0)
+    python, starts = tmp_path / "python", tmp_path / "starts"
+    has_started = (
+        f"if os.path.exists({str(starts)!r}):\n    sys.exit('no memory')\nos.mkdir({str(starts)!r})\n"
+    )
+    serve_once = HEALTHY.replace(".serve_forever()", ".handle_request()")
+    python.write_text(serve_once.replace("class Handler", f"{has_started}\nclass Handler"))
+    python.chmod(0o755)
+    settings = dataclasses.replace(SETTINGS, python=str(python), device="cuda")
+    async with ServerProcess(settings, 0, tmp_path / "log") as server, asyncio.timeout(60.0):
+        while not (ends := [each for each in caplog.messages if "before it was ready" in each]):
+            await asyncio.sleep(0.05)
+        assert server.num_starts == 1 + vllm_process.MAX_FAILED_STARTS
+    assert "no memory" in ends[0]

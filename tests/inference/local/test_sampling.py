@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rllm.inference.local.sampling import SamplingRows, most_likely, sample
+from rllm.inference.local.sampling import DRAW_BITS, SamplingRows, most_likely, sample, uniforms
 from rllm.types.messages import SamplingParams
 
 
@@ -79,3 +79,22 @@ def test_a_row_is_cut_as_if_it_were_alone() -> None:
     for row, each in enumerate(params):
         alone = sample(logits_B_V[row : row + 1], _rows([each], seed=row))
         assert (int(alone[0]), float(alone[1])) == (int(together[0][row]), float(together[1][row]))
+
+
+def test_draws_are_the_bits_of_splitmix64() -> None:
+    """Against whole numbers of Python; the first output for seed 0 is the published 0xE220A8397B1DCDAF."""
+
+    def output(seed: int, position: int) -> int:
+        number = (seed + (position + 1) * 0x9E3779B97F4A7C15) % 2**64
+        number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
+        return number ^ number >> 31
+
+    assert output(0, 0) == 0xE220A8397B1DCDAF
+    seeds, positions = [0, 1, 2**63, 2**64 - 1, 12_345], [0, 0, 7, 2**20, 3]
+    bits = [output(*each) for each in zip(seeds, positions, strict=True)]
+    expected = [
+        [(each >> 64 - part * DRAW_BITS) % 2**DRAW_BITS / 2**DRAW_BITS for each in bits] for part in (1, 2)
+    ]
+    draws_2_B = uniforms(np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.uint64))
+    assert draws_2_B.tolist() == expected
