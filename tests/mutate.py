@@ -351,6 +351,10 @@ def tests_of(mutant: Mutant, known: dict[str, Any]) -> list[tuple[list[str], flo
         candidates |= {
             each for each in seconds if any(name in text_of_test(each) for name in names if name[0].isupper())
         }
+    of_signatures = set[str]()
+    if first > mutant.line:  # a default, which a test may read without a call
+        of_signatures = {each for each in seconds if "inspect.signature(" in text_of_test(each)}
+        candidates |= of_signatures
     cases = Counter[str]()
     ranks: dict[
         str, int
@@ -363,6 +367,7 @@ def tests_of(mutant: Mutant, known: dict[str, Any]) -> list[tuple[list[str], flo
         named = [test for test in candidates if word in test]
         if len(named) <= MOST_NAMED:
             ranks |= dict.fromkeys(named, -1)
+    ranks |= dict.fromkeys(of_signatures, -1)
     left = sorted(candidates, key=lambda each: (ranks[each], seconds[each], each))
     rounds = list[tuple[list[str], float]]()
     for most_s in (TESTS_S, FURTHER_TESTS_S):
