@@ -1,5 +1,7 @@
 """The doctor of algorithms: what is sound passes, and each way of being wrong has a check that finds it."""
 
+import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -182,7 +184,10 @@ def test_each_way_of_being_wrong_has_its_check(subtests: pytest.Subtests) -> Non
 
 def test_whether_gradients_stay_bounded_is_told() -> None:
     assert "stay bounded" in _detail(check_loss(_held), "far ratios")
-    assert "reach" in _detail(check_loss(lambda tokens: -_ratio(tokens) * tokens.advantages_M), "far ratios")
+    detail = _detail(check_loss(lambda tokens: -_ratio(tokens) * tokens.advantages_M), "far ratios")
+    reached = re.search(r"reach (\S+) times", detail)
+    assert reached is not None, detail
+    assert 0.1 * math.exp(20.0) < float(reached[1]) < math.exp(20.0), "advantages are below 1"
 
 
 @pytest.mark.parametrize("side", [1.0, -1.0])
