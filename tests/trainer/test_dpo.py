@@ -16,6 +16,7 @@ from rllm.build.configs import training_config
 from rllm.build.evaluation import evaluated
 from rllm.build.providers import resolve_model
 from rllm.build.training import build_trainer
+from rllm.config.preference import DpoConfig
 from rllm.errors import CheckpointError, ConfigError
 from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.episodes import EpisodeStore
@@ -328,6 +329,9 @@ def test_a_dataset_of_ones_own_is_held_out_whole_but_for_what_is_too_long(
     trainer = preferences.make_trainer(tmp_path, changes=changes, train_dataset=train, val_dataset=val)
     plan = trainer.plan()
     assert (plan["examples"], plan["heldout_examples"], plan["dropped_examples"]) == (12, 2, 2)
+    assert trainer.config.data.heldout_fraction == 0.0, "as the run's configuration says"
+    alone = preferences.make_trainer(tmp_path, changes=changes, train_dataset=train)
+    assert alone.config.data.heldout_fraction == DpoConfig().data.heldout_fraction > 0.0
     assert plan["tokens_per_update"] == round(plan["tokens"] / 4)  # 3 of 12
     assert plan["compared_tokens_per_update"] == round(plan["compared_tokens"] / 4)
 

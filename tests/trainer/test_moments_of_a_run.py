@@ -7,8 +7,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from rllm.store.episodes import EpisodeStore
+from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer import loop
 from rllm.trainer.record import RunRecord
@@ -101,6 +103,19 @@ def test_a_run_is_saved_with_each_report_every_so_many_steps_at_both_ends_and_wh
 
 def test_what_is_stopped_in_the_middle_of_a_step_is_not_saved_as_it_is(notebook: Notebook) -> None:
     assert notebook.whole_at == [("imitate", False)] * 3 + [("learn", False), ("publish", False)] * 4
+
+
+def test_the_optimizer_begins_anew_with_the_phase_of_rewards(notebook: Notebook) -> None:
+    """What imitation has collected of gradients is of another objective; a checkpoint has the counts."""
+    run = RunDirectory.read(notebook.path)
+    per_step = run.config()["algorithm"]["updates_per_step"]
+    counts = [
+        max((float(value) for name, value in load_file(file).items() if name.endswith(".step")), default=0.0)
+        for file in sorted(run.checkpoints_path.rglob("optimizer.safetensors"))
+    ]
+    assert counts == [0, 2, 0, 2 * per_step, 3 * per_step, 4 * per_step], (
+        "at 0, 2 and 3 of imitation, 2, 3, 4"
+    )
 
 
 def test_the_validation_split_is_played_every_so_many_steps(notebook: Notebook) -> None:
