@@ -88,9 +88,8 @@ class ServerScorer:
         """Raises ConfigError naming the first id that the server takes for another token."""
         ids = sorted(tokenizer.vocabulary())
         assert self._facts is not None, "require_room has asked it"
-        size = min(
-            MOST_IDS_AT_ONCE, self._facts.max_context - 2
-        )  # one before them, and one that is generated
+        # One id stands before them, and one is generated behind.
+        size = min(MOST_IDS_AT_ONCE, self._facts.max_context - 2)
         prompts = [[ids[start], *ids[start : start + size]] for start in range(0, len(ids), size)]
         try:
             answers = list(self._run(prompts))
