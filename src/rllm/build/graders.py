@@ -44,10 +44,8 @@ class AttackReport:
 
     @property
     def is_sound(self) -> bool:
-        broken_verdict = AttackVerdict.BROKEN
-        return all(
-            each.verdict is not broken_verdict for findings in self.by_target.values() for each in findings
-        )
+        verdicts = [each.verdict for findings in self.by_target.values() for each in findings]
+        return AttackVerdict.BROKEN not in verdicts
 
 
 def grade_answer(

@@ -68,9 +68,9 @@ def cluster_facts(lines: Iterable[Mapping[str, Any]]) -> ClusterFacts | None:
 def print_cluster(console: Console, cluster: ClusterFacts) -> None:
     console.print(f"\nRollout workers, of which {cluster.workers_lost} were lost", style="bold")
     numbers = ("steps", "tokens/s", "idle", "tokens/s while it plays")
-    rows = table("worker", *numbers, "", right=numbers)
+    worker_table = table("worker", *numbers, "", right=numbers)
     for name, each in cluster.workers.items():
-        rows.add_row(
+        worker_table.add_row(
             name,
             str(each.steps),
             f"{each.tokens_per_s:,.0f}",
@@ -78,7 +78,7 @@ def print_cluster(console: Console, cluster: ClusterFacts) -> None:
             f"{each.busy_tokens_per_s:,.0f}",
             "slowest" if name == cluster.slowest else "",
         )
-    console.print(rows)
+    console.print(worker_table)
 
 
 def _mean(values: list[float]) -> float:

@@ -52,12 +52,12 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
     print_sentence(console, f"\n{request.name}, {tasks}: {request.place.title}", style="bold")
     if settings := stamp.get("settings"):
         is_own_agent = stamp["agent"] != benchmark_named(request.benchmark).agent
-        phases = (
+        instructions = (
             f"{stamp['agent']} says itself what the model is told."
             if is_own_agent
             else _SHOWN[settings["of"]]
         )
-        print_sentence(console, phases, style="dim")
+        print_sentence(console, instructions, style="dim")
     console.print(_scores(reports))
     print_sentence(console, Text(f"{_instances(reports)}{_baselines(report)}"))
     console.print(

@@ -210,10 +210,10 @@ def sign_flip_test(differences_N: Sequence[float], *, seed: int = 0, resamples: 
     if values_N.size == 0:
         return 1.0
     rng = np.random.default_rng(seed)
-    own_sum, extreme = abs(values_N.sum()), 0
+    observed_sum, extreme = abs(values_N.sum()), 0
     rows = max(1, _BLOCK // values_N.size)
     for start in range(0, resamples, rows):
         signs = rng.integers(2, size=(min(rows, resamples - start), values_N.size)) * 2 - 1
         # Sums of the same numbers in another order may differ in the last bit.
-        extreme += int((np.abs(signs @ values_N) >= own_sum * (1 - 1e-12)).sum())
+        extreme += int((np.abs(signs @ values_N) >= observed_sum * (1 - 1e-12)).sum())
     return (extreme + 1) / (resamples + 1)

@@ -57,7 +57,7 @@ class RunDirectory:
     @classmethod
     def create_or_open(cls, path: Path) -> "RunDirectory":
         """Take the run for writing, new or to resume, and clear away what a killed writer left behind."""
-        directory = _make(path)
+        new_directories = _make(path)
         with StorageErrors(path):
             contents = {each.name for each in path.iterdir()}
             if contents and (not contents & {CONFIG, STORE, LOCK} or _is_model(path)):
@@ -67,7 +67,8 @@ class RunDirectory:
                 )
             if not contents and path.stat().st_uid == os.geteuid():
                 path.chmod(0o700)
-            run = cls(path, lock_descriptor=take_lock(path / LOCK), made=directory, was_empty=not contents)
+            lock = take_lock(path / LOCK)
+            run = cls(path, lock_descriptor=lock, made=new_directories, was_empty=not contents)
             for each in (path, *(each for each in path.iterdir() if each.is_dir())):
                 remove_leftovers(each)
         return run

@@ -272,10 +272,10 @@ def test_a_failure_is_told_to_all_that_are_there(endless: LoadedModel) -> None:
         assert request.error.__cause__ is cause
     assert (engine.counts.failed, engine.num_in_flight) == (4, 0)
     assert not engine.step()
-    told = InferenceError("closed")
+    failure = InferenceError("closed")
     talks[0].ask(ids(4))
-    engine._fail_all(told)
-    assert talks[0].answers[-1].error is told
+    engine._fail_all(failure)
+    assert talks[0].answers[-1].error is failure
     again = talks[0].ask(ids(4))
     engine.run()
     assert again.error is None

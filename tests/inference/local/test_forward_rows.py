@@ -87,15 +87,15 @@ class Model:
             k, v = (part.repeat_interleave(HEADS // KV_HEADS, dim=1) for part in (k, v))
             for place in places.tolist():
                 first = 0 if wishes.window is None else max(0, place - wishes.window + 1)
-                seen = slice(first, int(last_seen[place]) + 1)
-                scores_T_H = (k[seen] * q[place]).sum(-1) / SIZE**0.5
+                window = slice(first, int(last_seen[place]) + 1)
+                scores_T_H = (k[window] * q[place]).sum(-1) / SIZE**0.5
                 if wishes.softcap is not None:
                     scores_T_H = wishes.softcap * torch.tanh(scores_T_H / wishes.softcap)
                 weights_T_H = scores_T_H.exp()
                 total_H = weights_T_H.sum(0)
                 if wishes.sinks is not None:
                     total_H = total_H + wishes.sinks.double().exp()
-                mixed_H_d = ((weights_T_H / total_H)[..., None] * v[seen]).sum(0)
+                mixed_H_d = ((weights_T_H / total_H)[..., None] * v[window]).sum(0)
                 outputs[place, layer * HEADS : (layer + 1) * HEADS] = mixed_H_d
         return outputs
 
@@ -197,8 +197,8 @@ def test_a_row_among_others_gets_what_it_gets_alone(
             tokens = torch.tensor([6 if row in decoded and not step else 5 + step for row in order])
             outputs = forward(model, cache, decoding, tokens, None)
             if not step:
-                wanted = [expected[row][place] for row, place in zip(order, next_places, strict=True)]
-                _require_close(outputs, torch.stack(wanted))
+                next_rows = [expected[row][place] for row, place in zip(order, next_places, strict=True)]
+                _require_close(outputs, torch.stack(next_rows))
                 continue
             again = [
                 model.expected([*rows[row], *([5, 6, 6] if row in decoded else [5, 6])])[-1] for row in order
