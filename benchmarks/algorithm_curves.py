@@ -51,7 +51,7 @@ from algorithm_variants import (
 from learning import NO_TIME, ROOT, commit, source_version
 
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 from rllm.files.atomic import write_atomic
@@ -152,9 +152,9 @@ def trained(config: TrainConfig, output: Path, title: str) -> tuple[dict[str, An
     """The summary of a run, and its CPU seconds by phase."""
     view = CpuView(config.steps, title)
     with view:
-        trainer = build_trainer(config, output)
-        trainer.tracker = view
-        return trainer.train().summary, view.cpu_s
+        run = build_run(config, output)
+        run.tracker = view
+        return run.train().summary, view.cpu_s
 
 
 def success(summary: dict[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from typing import IO, Any
 import numpy as np
 from train_step import trl_python
 
+from rllm.algorithms.task_sampler import TaskSampler
 from rllm.build.training import DrawnTasks
 from rllm.config.schema import TrainConfig
-from rllm.data.sampler import TaskSampler
 from rllm.environments.world import World
 from rllm.eval.tasks import world_of
 from rllm.models.tokenizer import HuggingFaceTokenizer

@@ -19,7 +19,7 @@ from rllm.build.asked import Asked
 from rllm.build.configs import distill_config, training_config
 from rllm.build.evaluation import evaluated
 from rllm.build.providers import resolve_model
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.models.builtin import TinyModel, create_model
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.console import LiveView
@@ -53,9 +53,9 @@ def stored_run(root: Path, seed: int) -> Path:
     changes = (f"steps={STORED_STEPS}", "threads=1", "evaluation.every_steps=0", "evaluation.num_tasks=8")
     config = training_config("frozenlake", None, changes, seed)
     with LiveView(config.steps, title=output.name) as view:
-        trainer = build_trainer(config, output)
-        trainer.tracker = view
-        trainer.train()
+        run = build_run(config, output)
+        run.tracker = view
+        run.train()
     return output
 
 
@@ -89,7 +89,7 @@ def played(root: Path, start: Path, seed: int) -> Path:
         "evaluation.every_steps=0",
         "evaluation.num_tasks=8",
     )
-    build_trainer(training_config("frozenlake", None, changes, seed), output).train()
+    build_run(training_config("frozenlake", None, changes, seed), output).train()
     return output
 
 
@@ -125,9 +125,9 @@ def distilled(root: Path, teacher: Path, seed: int) -> dict[str, Any]:
     config = distill_config("frozenlake", str(teacher), None, changes)
     output = root / f"distilled-{seed}"
     with LiveView(config.steps, title=output.name) as view:
-        trainer = build_trainer(config, output)
-        trainer.tracker = view
-        return trainer.train().summary
+        run = build_run(config, output)
+        run.tracker = view
+        return run.train().summary
 
 
 def after_sft(root: Path, seed: int) -> list[str]:

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from rllm.agents.frozenlake import FrozenLakeAgent
-from rllm.data.sampler import TaskSampler
+from rllm.algorithms.task_sampler import TaskSampler
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.environments.frozenlake import FrozenLakeEnv, lake_tasks
 from rllm.inference.local.client import LocalClient

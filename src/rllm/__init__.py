@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # what an editor reads; a test holds it equal to the table be
     from rllm.engine import run as run
     from rllm.environments import BaseEnv as BaseEnv
     from rllm.inference import ScriptedClient as ScriptedClient
+    from rllm.published.trainers import AgentTrainer as AgentTrainer
     from rllm.rewards.evaluator import evaluator as evaluator
-    from rllm.trainer import AgentTrainer as AgentTrainer
     from rllm.types import Action as Action
     from rllm.types import AgentConfig as AgentConfig
     from rllm.types import Episode as Episode
@@ -36,7 +36,7 @@ _HOME_OF = {
     "Action": "rllm.types",
     "AgentConfig": "rllm.types",
     "AgentExecutionEngine": "rllm.engine",
-    "AgentTrainer": "rllm.trainer",
+    "AgentTrainer": "rllm.published.trainers",
     "AgentWorkflowEngine": "rllm.engine",
     "BaseAgent": "rllm.agents",
     "BaseEnv": "rllm.environments",

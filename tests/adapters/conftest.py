@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rllm.build.program_player import gateway_before, local_policy
 from rllm.engine.traced import TracedEngine
 from rllm.inference.scripted import Script, ScriptedClient
 from rllm.integrations.task_program import PAYS_ITSELF, TaskProgram
-from rllm.trainer.programs import gateway_before, local_policy
 from rllm.types.episode import Episode
 from rllm.types.task import Task
 

@@ -15,6 +15,7 @@ pytest.importorskip("verifiers")
 import verifiers as vf
 
 from rllm.agents.frozenlake import FrozenLakeAgent
+from rllm.build.program_player import local_policy
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named
@@ -23,7 +24,6 @@ from rllm.gateway.server import Gateway
 from rllm.inference.scripted import ScriptedClient
 from rllm.integrations.task_programs import task_program
 from rllm.integrations.verifiers.offered import as_environment
-from rllm.trainer.programs import local_policy
 from rllm.types.call_budget import CallBudget
 from rllm.types.episode import Outcome, TerminationReason
 

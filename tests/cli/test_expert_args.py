@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.errors import ConfigError
 
 
@@ -23,5 +23,5 @@ from rllm.errors import ConfigError
 def test_what_the_expert_cannot_be_told_is_refused(tmp_path: Path, assignment: str, message: str) -> None:
     config = training_config("frozenlake", assignments=(f"warm_start.expert_args.{assignment}",))
     with pytest.raises(ConfigError, match=message):
-        build_trainer(config, tmp_path / "run")
+        build_run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -63,7 +63,7 @@ def test_steps_are_played_ahead_and_conversations_go_on_with_new_weights(
     assert max(line["staleness_max"] for line in lines) == 1
     assert any(len({*each}) > 1 for each in versions), "weights that arrive while a lease is played"
     assert "sampler_idle" not in lines[-1], "of workers elsewhere it is not known"
-    assert replay(letter_world.make_trainer(run, changes)).is_identical
+    assert replay(letter_world.make_trainer(run, changes).run).is_identical
 
 
 def test_without_staleness_it_is_the_synchronous_run_to_the_last_bit(nodes: Nodes, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import rllm.config
 from rllm.algorithms.tokens import TokenInputs
 from rllm.algorithms.truncation import treat_truncated
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.config.distributed import DistributedConfig
 from rllm.config.loader import config_dict, load_as
 from rllm.config.optimizer import OptimizerConfig
@@ -258,7 +258,7 @@ def _silent_in_a_run(assignments: Sequence[str], model: Path, output: Path) -> l
     base, recorder = _train_config(assignments, model), Recorder()
     with recorder.listening(TrainConfig):
         config = load_as(TrainConfig, base)
-        build_trainer(config, output).train()
+        build_run(config, output).train()
         _provoke(config.optimizer, config.rollout.truncation, model)
     reads = recorder.reads | {(DistributedConfig, "timeout_s")}  # read by runs on several processes alone
     return silent_keys(TrainConfig, base, reads)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rllm.build.configs import ProgramNames, program_config
 from rllm.build.rows import held_out_name, held_out_rows, training_rows
-from rllm.build.training import _by_source, build_trainer
+from rllm.build.training import _by_source, build_run
 from rllm.data.mixture import MAX_TASKS, mix, parse_mixture
 from rllm.errors import ConfigError
 from rllm.rewards.evaluator import Evaluator
@@ -83,8 +83,8 @@ def test_a_run_plays_and_judges_each_set_as_its_own(tmp_path: Path, monkeypatch:
         "dataset": dataset,
         "val_dataset": "",
     }
-    trainer = build_trainer(program_config(ProgramNames(**names)), tmp_path / "run")
-    instructions = Counter(task.instruction for task in trainer.tasks.train)
+    run = build_run(program_config(ProgramNames(**names)), tmp_path / "run")
+    instructions = Counter(task.instruction for task in run.tasks.train)
     assert instructions == {"a0": 3, "a1": 3, "b0": 1, "b1": 1, "b2": 1}
     assert [task.id for task in training_rows(dataset)][:3] == ["a.jsonl/0", "a.jsonl/1", "a.jsonl/0#1"]
     assert held_out_name(dataset) == ""

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from rllm.data.jsonl import read_jsonl
-from rllm.data.sampler import TaskSampler
+from rllm.algorithms.task_sampler import TaskSampler
 from rllm.errors import ConfigError
+from rllm.files.jsonl import read_jsonl
 from rllm.types.task import Task, tasks_of
 
 

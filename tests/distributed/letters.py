@@ -41,7 +41,7 @@ def play(run: Path, changes: dict[str, Any]) -> None:
 def replay_again(run: str) -> None:
     """Raises ValueError where the run does not come out again."""
     torch.set_num_threads(1)
-    result = replay(letter_game.make_trainer(Path(run), TRAINED))
+    result = replay(letter_game.make_trainer(Path(run), TRAINED).run)
     if not result.is_identical:
         raise ValueError(f"{result.differences[:3]} {result.recorded_sha256} {result.replayed_sha256}")
 

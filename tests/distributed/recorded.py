@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from rllm.algorithms.task_sampler import TaskSampler
 from rllm.config.distributed import DistributedConfig
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
-from rllm.data.sampler import TaskSampler
 from rllm.distributed import RankGroup, open_ranks
 from rllm.models.directory import load_model
 from rllm.models.lora import with_adapter

@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 
 from rllm.engine.traced import TracedEngine
 from rllm.inference.scripted import ScriptedClient
-from rllm.trainer.programs import gateway_before, local_policy
+from rllm.build.program_player import gateway_before, local_policy
 
 
 async def solve(task, config):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rllm.agents import ToolAgent
+from rllm.build.demonstrations import demonstration_samples, play_demonstration
 from rllm.engine.rollout import run_trajectory
 from rllm.environments import MCPEnvironment, check_env
 from rllm.environments.calculator import MISTAKES, WORLD, calculator_tasks, demonstration, tools_of
@@ -20,7 +21,6 @@ from rllm.rendering.chat import ChatRenderer
 from rllm.tools.mcp import MCPServer
 from rllm.tools.mcp_sessions import shared_pool
 from rllm.trainer.samples import trajectory_rows
-from rllm.trainer.warm_start import demonstration_samples, play_demonstration
 from rllm.types.episode import Outcome
 
 pytest.importorskip("mcp")

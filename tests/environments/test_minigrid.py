@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("minigrid")
 
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.environments.checks import check_env
 from rllm.environments.games import GameEnv
 from rllm.environments.games.game import SPLITS, drawn_instance
@@ -155,14 +155,14 @@ def test_without_the_map_the_player_sees_the_mission_and_a_list() -> None:
 
 def test_the_red_ball_is_met_by_chance_seldom_and_never_by_its_experts_habit(tmp_path: Path) -> None:
     config = training_config("babyai-red-ball", None, ("evaluation.num_tasks=16",))
-    trainer = build_trainer(config, tmp_path / "run")
-    world, tasks = world_named("babyai/GoToRedBallNoDists"), list(trainer.tasks.heldout)
+    run = build_run(config, tmp_path / "run")
+    world, tasks = world_named("babyai/GoToRedBallNoDists"), list(run.tasks.heldout)
     assert len(set(map(world.identity, tasks))) == 16
     assert world.baselines is not None
     means = {name: np.mean(returns) for name, returns in world.baselines(tasks).items()}
     assert means.pop("optimum") == 1.0
     assert max(means.values()) < 0.25
     assert means["always left"] == 0.0
-    turns = trainer.demonstrate(trainer.tasks.train[0], 1.0, np.random.default_rng(0))
+    turns = world.expert(config.warm_start.expert_args)(run.tasks.train[0], 1.0, np.random.default_rng(0))
     assert {move for _, move in turns} == {"left"}
     assert turns[0][0].startswith("go to the red ball\n")

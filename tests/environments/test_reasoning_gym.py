@@ -16,7 +16,7 @@ if find_spec("reasoning_gym") is None:  # importing it takes long, and every wor
     pytest.skip("the extra `games` is not installed", allow_module_level=True)
 
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.environments import reasoning_gym_scoring as scoring
 from rllm.environments.checks import check_env
 from rllm.environments.games.game import SPLITS
@@ -270,27 +270,28 @@ def test_a_data_set_is_configured_in_training_too(tmp_path: Path) -> None:
     """What a run says of the tasks reaches the environments that are played."""
     terms = [f"task.environment_args.{end}_terms=2" for end in ("min", "max")]
     config = training_config("reasoning-gym/chain_sum", None, (*terms, "warm_start.steps=0"))
-    trainer = build_trainer(config, tmp_path / "run")
-    env = ReasoningGymEnv.from_dict(dict(trainer.tasks.train[0]))
+    run = build_run(config, tmp_path / "run")
+    env = ReasoningGymEnv.from_dict(dict(run.tasks.train[0]))
     assert len(env.entry["metadata"]["expression"].split()) == 3
 
 
 def test_sisters_trains_on_siblings_alone_and_nobody_guesses_them(tmp_path: Path) -> None:
-    trainer = build_trainer(
-        training_config("sisters", None, ("evaluation.split=validation",)), tmp_path / "run"
-    )
+    config = training_config("sisters", None, ("evaluation.split=validation",))
+    run = build_run(config, tmp_path / "run")
     world = world_named("reasoning-gym/aiw")
-    reported = list(trainer.tasks.heldout)
+    reported = list(run.tasks.heldout)
     instances = set(map(world.identity, reported))
     assert len(instances) >= 200
     kinds = {"siblings, brothers first", "siblings, sisters first"}
-    assert set(map(world.kind, reported)) == set(map(world.kind, trainer.tasks.train[:64])) == kinds
+    assert set(map(world.kind, reported)) == set(map(world.kind, run.tasks.train[:64])) == kinds
     assert world.baselines is not None
     means = {name: np.mean(returns) for name, returns in world.baselines(reported).items()}
     assert means.pop("optimum") == 1.0
     assert max(means, key=means.__getitem__) == "first number"
     assert max(means.values()) < 0.6
-    ((question, answer),) = trainer.demonstrate(trainer.tasks.train[0], 1.0, np.random.default_rng(0))
+    expert = world.expert(config.warm_start.expert_args)
+    assert expert is not None
+    ((question, answer),) = expert(run.tasks.train[0], 1.0, np.random.default_rng(0))
     brothers = re.search(r"(\d+) brothers", question)
     assert brothers is not None
     assert int(answer) == int(brothers[1]) + 1

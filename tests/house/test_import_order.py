@@ -36,7 +36,7 @@ NEWER_ROOMS = {
 }
 """Rooms that were added since arrows are counted -> how many others each leans on at most. Five are wanted:
 lower a number when you are below. `published` is names of all rooms, `__main__` another name of `cli`."""
-MAX_ARROWS = 110
+MAX_ARROWS = 107
 """Pairs of the 23 first rooms of which one imports the other. Lower it when you are below."""
 
 HOMES_OF_LIBRARY = {

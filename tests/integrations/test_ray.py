@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rllm import AgentTrainer
 from rllm.agents.conversation import ConversationAgent
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.cli.main import rllm as front_door
 from rllm.config.cluster import ClusterConfig
 from rllm.config.distill import DistillConfig
@@ -61,7 +61,7 @@ def test_what_workers_of_a_cluster_would_not_honour_is_refused_by_key(
     monkeypatch.setattr("rllm.integrations.verl.kind.VerlKind.require", lambda self, config: None)
     settings = ("cluster.kind=ray", "algorithm.estimator=grpo", assignment)
     with pytest.raises(ConfigError, match=REFUSED[assignment]):
-        build_trainer(training_config("frozenlake", None, settings), Path("unused"))
+        build_run(training_config("frozenlake", None, settings), Path("unused"))
 
 
 def test_a_key_of_a_cluster_that_a_run_has_not_is_refused() -> None:

@@ -265,7 +265,7 @@ def test_a_service_cannot_be_asked_for_a_replay() -> None:
     )
     trainer.config.backend = "tinker"
     with pytest.raises(ConfigError, match=r"`backend` is 'tinker'.*bit for bit"):
-        replay(trainer)
+        replay(trainer.run)
 
 
 def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

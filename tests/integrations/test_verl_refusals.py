@@ -9,7 +9,7 @@ import pytest
 from rllm import AgentTrainer
 from rllm.agents.conversation import ConversationAgent
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.errors import ConfigError
 from rllm.integrations.verl.contract import require_contract, require_installed
@@ -30,13 +30,13 @@ def test_what_verl_would_not_honour_is_refused_by_key(subtests: pytest.Subtests)
         with subtests.test(assignment=assignment):
             settings = ("backend=verl", "optimizer.name=adamw", assignment)
             with pytest.raises(ConfigError, match=REFUSED[assignment]):
-                build_trainer(training_config("frozenlake", None, settings), "unused")  # type: ignore[arg-type]
+                build_run(training_config("frozenlake", None, settings), "unused")  # type: ignore[arg-type]
 
 
 def test_a_critic_on_the_trunk_of_the_policy_is_refused() -> None:
     settings = ("backend=verl", "optimizer.name=adamw", "algorithm.estimator=gae", "critic.trunk=shared")
     with pytest.raises(ConfigError, match=r"`critic\.trunk` is \"shared\""):
-        build_trainer(training_config("frozenlake", None, settings), "unused")  # type: ignore[arg-type]
+        build_run(training_config("frozenlake", None, settings), "unused")  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed")

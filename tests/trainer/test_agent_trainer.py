@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rllm.agents.base import BaseAgent
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.distributed import RankGroup
 from rllm.environments.base import BaseEnv
 from rllm.errors import CheckpointError, ConfigError, ModelDirectoryError, RewardError, RunInUseError
@@ -161,10 +161,10 @@ def test_a_run_that_may_not_fit_says_so_once_before_it_begins(
     many = {"inference": {"num_slots": 100_000_000}}
     for changes, rank, num_warnings in (({}, 0, 0), (many, 0, 1), (many, 1, 0)):
         trainer = letters.make_trainer(tmp_path / "run", changes)
-        trainer.ranks = RankGroup()
-        trainer.ranks.rank = rank
+        trainer.run.ranks = RankGroup()
+        trainer.run.ranks.rank = rank
         caplog.clear()
-        trainer._require_memory()
+        trainer.run._require_memory()
         assert [("`inference.num_slots`" in each.message) for each in caplog.records] == [True] * num_warnings
 
 
@@ -358,8 +358,7 @@ def test_training_tasks_differ_from_the_others_as_the_configuration_says(tmp_pat
     small = ("rollout.tasks_per_step=2", "rollout.group_size=2", "evaluation.num_tasks=2")
     short = ("steps=1", "warm_start.steps=0", "task.num_train_tasks=4", "evaluation.every_steps=0")
     sizes = ("task.environment_args.size=4", "task.train_args.size=5")
-    trainer = build_trainer(training_config("frozenlake", None, (*small, *short, *sizes)), tmp_path / "run")
-    trainer.train()
+    build_run(training_config("frozenlake", None, (*small, *short, *sizes)), tmp_path / "run").train()
     with EpisodeStore.open(tmp_path / "run" / "store.sqlite", read_only=True) as store:
         rows = {
             phase: {

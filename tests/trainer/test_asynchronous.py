@@ -99,7 +99,9 @@ def test_rows_are_as_old_as_the_bound_and_no_older_and_a_replay_has_the_same_bit
         if line["phase"] == "train"
     }
     assert recorded == {step: max(each) for step, each in ages.items()}
-    assert replay(letters.make_trainer(tmp_path / "run", {"steps": 8, **_async(max_staleness)})).is_identical
+    assert replay(
+        letters.make_trainer(tmp_path / "run", {"steps": 8, **_async(max_staleness)}).run
+    ).is_identical
 
 
 def test_a_publish_that_waits_holds_up_no_conversation(
@@ -344,7 +346,7 @@ def test_a_run_that_was_killed_goes_on_with_the_tasks_that_it_would_have_played(
     for each in episodes.values():
         assert len({(episode.task_id, episode.rollout_idx) for episode in each}) == len(each) == 6
     assert max(age for step in _ages(run).values() for age in step) <= 2
-    assert replay(letters.make_trainer(run, changes)).is_identical
+    assert replay(letters.make_trainer(run, changes).run).is_identical
     if not replay_fraction:
         assert ask(tmp_path / "whole", changes=changes)["signal"] == 0
         whole = _episodes(tmp_path / "whole")
@@ -369,7 +371,7 @@ def test_what_else_a_run_has_learns_beside_its_sampler(
     settings = letters.merged({"steps": 5, **_async(2)}, changes)
     letters.make_trainer(tmp_path / "run", settings).train()
     assert max(age for step in _ages(tmp_path / "run").values() for age in step) == 2
-    assert replay(letters.make_trainer(tmp_path / "run", settings)).is_identical
+    assert replay(letters.make_trainer(tmp_path / "run", settings).run).is_identical
 
 
 def test_a_workflow_of_two_policies_is_sampled_ahead(letters: ModuleType, tmp_path: Path) -> None:
@@ -379,7 +381,7 @@ def test_a_workflow_of_two_policies_is_sampled_ahead(letters: ModuleType, tmp_pa
     letters.make_pair_trainer(tmp_path / "run", changes).train()
     lines = [each for each in read_metrics(tmp_path / "run" / "metrics.jsonl") if each["phase"] == "train"]
     assert max(line["staleness_max"] for line in lines) == 2
-    assert replay(letters.make_pair_trainer(tmp_path / "run", changes)).is_identical
+    assert replay(letters.make_pair_trainer(tmp_path / "run", changes).run).is_identical
 
 
 def test_a_world_that_never_answers_costs_its_attempts_and_holds_nobody_up(

@@ -88,7 +88,7 @@ def test_a_trainer_asks_what_its_ranks_cannot_do_and_whether_it_plays_a_program(
     slow = {"distributed": {"timeout_s": 300}, "rollout": {"episode_timeout_s": 290}}
     tasks = [{"id": "a", "instruction": "say a"}]
     of_program = AgentTrainer(slow, tasks, agent_flow=program, evaluator=lambda task, episode: 1.0)
-    of_program.require_ranks_can(1)
+    of_program.run.require_ranks_can(1)
     with pytest.raises(ConfigError, match=r"distributed\.timeout_s"):
-        of_program.require_ranks_can(2)
-    letters.make_trainer(Path("run"), slow).require_ranks_can(2)
+        of_program.run.require_ranks_can(2)
+    letters.make_trainer(Path("run"), slow).run.require_ranks_can(2)

@@ -15,7 +15,7 @@ from rllm.build.asked import Asked
 from rllm.build.configs import training_config
 from rllm.build.evaluation import evaluated
 from rllm.build.providers import resolve_model
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.config.preference import DpoConfig
 from rllm.errors import CheckpointError, ConfigError
 from rllm.models.directory import load_model, parameters_sha256
@@ -343,7 +343,7 @@ def test_a_dataset_of_ones_own_is_held_out_whole_but_for_what_is_too_long(
 def test_pairs_of_a_lake_run_make_the_agent_succeed_more_often(tmp_path: Path) -> None:
     """Success on held-out lakes, sampled, of the model that the run made and of that model after DPO."""
     settings = ("warm_start.steps=60", "steps=4", "evaluation.num_tasks=64", "threads=2")
-    build_trainer(training_config("frozenlake", None, settings), tmp_path / "lake").train()
+    build_run(training_config("frozenlake", None, settings), tmp_path / "lake").train()
     config: dict[str, Any] = {
         "threads": 2,
         "epochs": 2,

@@ -92,7 +92,7 @@ def test_two_servers_sample_what_the_built_in_engine_samples(
     lines = _lines(tmp_path / "servers")
     assert servers[0].versions[-1] == servers[1].versions[-1] == str(lines[-1]["policy_version"])
     assert all(line["canary_gap"] < 1e-4 for line in lines)
-    assert replay(letters.make_trainer(tmp_path / "servers", _on(servers))).is_identical
+    assert replay(letters.make_trainer(tmp_path / "servers", _on(servers)).run).is_identical
     assert not (tmp_path / "servers" / "served_weights").exists()
 
 
@@ -192,7 +192,7 @@ def test_an_asynchronous_run_on_servers_keeps_its_bound(
     idle = [line["sampler_idle"] for line in _lines(tmp_path / "run")]
     assert 0.0 <= min(idle) <= max(idle) < 1.0
     assert max(idle) > 0.0
-    assert replay(letters.make_trainer(tmp_path / "run", changes)).is_identical
+    assert replay(letters.make_trainer(tmp_path / "run", changes).run).is_identical
 
 
 def _on_pairs(solvers: list[PolicyServer], judges: list[PolicyServer], **more: Any) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def test_each_policy_is_sampled_by_servers_of_its_own(
             assert last[f"policy.{name}.canary_gap"] < 1e-4
             assert {each.versions[-1] for each in its} == {str(last[f"policy.{name}.policy_version"])}
             assert min(each.num_answered for each in its) > 10
-        assert replay(letters.make_pair_trainer(tmp_path / "servers", changes)).is_identical
+        assert replay(letters.make_pair_trainer(tmp_path / "servers", changes).run).is_identical
 
 
 def _pair_tokens(run: Path) -> list[Any]:
@@ -293,7 +293,7 @@ def test_a_run_goes_on_with_servers_at_other_addresses(
     with PolicyServer(foreign_weights) as server:
         letters.make_trainer(tmp_path / "run", _on([server])).train()
         assert [line["step"] for line in _lines(tmp_path / "run")] == list(range(STEPS))
-        assert replay(letters.make_trainer(tmp_path / "run", _on([server]))).is_identical
+        assert replay(letters.make_trainer(tmp_path / "run", _on([server])).run).is_identical
         local = {"inference": {"lockstep": False}, "algorithm": {"old_logprobs": "trainer"}}
         with pytest.raises(ConfigError, match=r"inference\.engine: 'vllm' there, 'local' here"):
             letters.make_trainer(tmp_path / "run", local).train()

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from rllm.agents.frozenlake import FrozenLakeAgent
+from rllm.build.agent_player import AgentPlayer
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.experts import expert_player
+from rllm.build.training import build_run
 from rllm.config.loader import load_config
 from rllm.config.schema import WarmStartConfig
 from rllm.environments.frozenlake import FrozenLakeEnv, demonstration, lake_tasks
 from rllm.environments.worlds import world_named
-from rllm.trainer.agents import Player
-from rllm.trainer.imitation import MIN_ATTEMPTS, NUM_TASKS, expert_player, warn_of_stalled_imitation
+from rllm.trainer.imitation import MIN_ATTEMPTS, NUM_TASKS, warn_of_stalled_imitation
 from rllm.types.episode import Episode, Outcome, Trajectory
 
 CALCULATOR = ("task.environment_args.server=in-process",)
@@ -30,9 +31,10 @@ async def test_an_expert_that_calls_tools_comes_to_what_its_noise_leaves(
     noise: float, success: float, tmp_path: Path
 ) -> None:
     config = training_config("calculator", None, (*CALCULATOR, f"warm_start.noise={noise}"))
-    trainer = build_trainer(config, tmp_path)
-    assert trainer.player is not None
-    play = expert_player(config, trainer.demonstrate, trainer.player)
+    run = build_run(config, tmp_path)
+    assert run.expert is not None
+    play = run.expert.play
+    assert play is not None
     tasks = world_named("calculator").tasks("validation", 6, **config.task.environment_args)
     assert (await play(tasks)).success == success
 
@@ -40,7 +42,7 @@ async def test_an_expert_that_calls_tools_comes_to_what_its_noise_leaves(
 async def test_an_expert_whose_world_moves_otherwise_is_played_to_its_last_turn() -> None:
     """On slippery ice the same words lead elsewhere: the demonstration may be over before the walk is."""
     config = load_config({"warm_start": {"noise": 0.0}, "rollout": {"max_turns": 20}})
-    player = Player(agent_class=FrozenLakeAgent, env_class=FrozenLakeEnv)
+    player = AgentPlayer(agent_class=FrozenLakeAgent, env_class=FrozenLakeEnv)
 
     def expert(task: dict[str, Any], noise: float, rng: np.random.Generator) -> Any:
         return demonstration(task, noise=noise, rng=rng)
@@ -65,9 +67,7 @@ def _trained(tmp_path: Path, noise: float, num_tasks: int = 24) -> None:
         "evaluation.every_steps=0",
         "rollout.max_turns=8",
     )
-    build_trainer(
-        training_config("frozenlake", None, changes, 0), tmp_path / f"run-{noise}-{num_tasks}"
-    ).train()
+    build_run(training_config("frozenlake", None, changes, 0), tmp_path / f"run-{noise}-{num_tasks}").train()
 
 
 @pytest.mark.parametrize(("high", "expected"), [(0.39, ["12.5 %", "87.5 %"]), (0.4, [])])

@@ -142,7 +142,9 @@ def learner(letters: ModuleType, tiny_directory: Path, tmp_path: Path) -> Callab
     """A learner of the letter game, always from the same weights."""
 
     def make(**changes: Any) -> Learner:
-        return letters.make_trainer(tmp_path, changes).make_learner({"policy": load_model(tiny_directory)})
+        return letters.make_trainer(tmp_path, changes).run.make_learner(
+            {"policy": load_model(tiny_directory)}
+        )
 
     return make
 
@@ -418,12 +420,12 @@ def test_each_of_several_policies_has_its_own_reference_and_critic(
         "roles": {"judge": {"estimator": "rloo"}},
     }
     models = {name: load_model(tiny_directory) for name in ("solver", "judge")}
-    pair = letters.make_pair_trainer(tmp_path, settings).make_learner(models)
+    pair = letters.make_pair_trainer(tmp_path, settings).run.make_learner(models)
     assert set(pair.backends()) == {"solver", "judge", "solver/critic", "judge/critic"}
     assert set(pair.references) == {"solver", "judge"}
     frozen = letters.make_pair_trainer(
         tmp_path, letters.merged(settings, {"policies": {"judge": {"trainable": False}}})
-    ).make_learner({name: load_model(tiny_directory) for name in ("solver", "judge")})
+    ).run.make_learner({name: load_model(tiny_directory) for name in ("solver", "judge")})
     assert set(frozen.backends()) == {"solver", "solver/critic"}
     assert set(frozen.references) == {"solver"}
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from rllm.algorithms.task_sampler import TaskSampler
 from rllm.config.loader import load_config
-from rllm.data.sampler import TaskSampler
 from rllm.errors import ConfigError
 from rllm.models.directory import load_model
 from rllm.store.episodes import EpisodeStore
@@ -47,7 +47,7 @@ def learned(letters: ModuleType, tiny_directory: Path, tmp_path: Path) -> Make:
 
     def learn_from(episodes: list[Episode]) -> tuple[dict[str, Any], list[torch.Tensor]]:
         trainer = letters.make_trainer(tmp_path, {"rollout": {"tasks_per_step": 2}})
-        learner = trainer.make_learner({"policy": load_model(tiny_directory)})
+        learner = trainer.run.make_learner({"policy": load_model(tiny_directory)})
         _, metrics = learn(learner, episodes, 0)
         (policy,) = learner.policies.values()
         return metrics, [each.detach() for each in policy.loaded_model.model.parameters()]
@@ -207,7 +207,7 @@ def test_a_group_whose_first_attempts_are_solved_alike_is_not_played_on(
         assert line["attempts_not_played"] == 6 * line["tasks_solved_first"]
         assert line["groups"] + line["groups_rejected"] == line["tasks"] == len(groups)
     assert stopped >= 4
-    result = replay(letters.make_trainer(tmp_path, changes, env_class=tied, train_dataset=nameless))
+    result = replay(letters.make_trainer(tmp_path, changes, env_class=tied, train_dataset=nameless).run)
     assert result.is_identical, result.differences
 
 

@@ -88,7 +88,7 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(finished: Path) ->
 
 
 def test_a_run_of_an_adapter_replays_without_an_engine(letters: ModuleType, finished: Path) -> None:
-    result = replay(letters.make_trainer(finished, ADAPTER))
+    result = replay(letters.make_trainer(finished, ADAPTER).run)
     assert result.differences == []
     assert result.is_identical
 
@@ -104,7 +104,7 @@ def test_a_base_in_4_bits_samples_and_trains_with_the_same_numbers(
     assert gaps
     assert max(gaps) < 1e-5
     assert all(each["canary_moved"] > 1e-4 for each in lines[1:])
-    assert replay(letters.make_trainer(tmp_path / "run", settings)).is_identical
+    assert replay(letters.make_trainer(tmp_path / "run", settings).run).is_identical
     saved = load_model(tmp_path / "run" / "model").model.state_dict_hf()
     begin = load_model(tmp_path / "run" / "initial_model").model.state_dict_hf()
     unchanged = {name for name, each in saved.items() if torch.equal(each, begin[name])}
@@ -141,7 +141,7 @@ def test_two_policies_are_one_base_and_two_adapters(letters: ModuleType, pair: P
         if line["phase"] == "train":
             assert max(line[f"policy.{name}.canary_gap"] for name in ("solver", "judge")) < 1e-5
             assert max(line[f"policy.{name}.logprob_gap_sampler"] for name in ("solver", "judge")) < 1e-5
-    assert replay(letters.make_pair_trainer(pair, PAIR)).is_identical
+    assert replay(letters.make_pair_trainer(pair, PAIR).run).is_identical
 
 
 def test_beside_an_adapter_a_frozen_policy_of_the_same_model_is_its_base(

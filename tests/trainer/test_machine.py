@@ -64,17 +64,17 @@ def test_the_kernels_are_those_that_are_chosen(
 @contextmanager
 def stopped_after(steps: int) -> Iterator[None]:
     """Runs end as by Ctrl-C behind so many steps."""
-    from rllm.trainer.loop import TrainingRun
+    from rllm.trainer.loop import RunParts
 
-    save = TrainingRun.save
+    save = RunParts.save
 
-    def save_and_stop(run: TrainingRun) -> None:
+    def save_and_stop(run: RunParts) -> None:
         save(run)
         if run.state.steps == steps:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingRun, "save", save_and_stop)
+        patch.setattr(RunParts, "save", save_and_stop)
         yield
 
 

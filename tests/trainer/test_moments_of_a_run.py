@@ -55,7 +55,7 @@ class Notebook:
 def notebook(letters: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Notebook:
     run = tmp_path_factory.mktemp("runs") / "run"
     notes = Notebook(run)
-    training: list[loop.TrainingRun] = []
+    training: list[loop.RunParts] = []
     with pytest.MonkeyPatch.context() as patch:
 
         def watch(owner: Any, name: str, note: Any) -> None:

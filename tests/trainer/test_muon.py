@@ -123,7 +123,7 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(
     assert [each.get("loss") for each in read_metrics(stopped / "metrics.jsonl")] == [
         each.get("loss") for each in read_metrics(whole / "metrics.jsonl")
     ]
-    assert replay(letters.make_trainer(whole, MUON)).is_identical
+    assert replay(letters.make_trainer(whole, MUON).run).is_identical
     with pytest.raises(ConfigError, match="muon_dtype"):
         letters.make_trainer(whole, {"optimizer": {"name": "muon", "muon_dtype": other}}).train()
 

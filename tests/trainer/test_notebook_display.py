@@ -6,7 +6,7 @@ from pathlib import Path
 from rllm.data.dataset import Dataset
 from rllm.eval.comparison import compare
 from rllm.eval.results import Result
-from rllm.trainer.agent_trainer import TrainResult
+from rllm.trainer.result import TrainResult
 from rllm.types.episode import Outcome
 from rllm.types.task import EpisodeId
 

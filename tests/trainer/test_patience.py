@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.config.loader import load_config
 from rllm.errors import ConfigError
 from rllm.eval.words import compared_sentence
@@ -77,7 +77,7 @@ def test_a_flat_run_ends_early_and_one_that_broke_off_ends_at_the_same_step(
     resumed = letters.make_trainer(run, changes).train()
     assert without_seconds(resumed.summary) == without_seconds(whole.summary)
     assert validated(run) == [1, 2, 3]
-    replayed = replay(letters.make_trainer(run, changes))
+    replayed = replay(letters.make_trainer(run, changes).run)
     assert replayed.is_identical, "the steps that were never taken are none of the run"
     assert replayed.num_train_steps == 3
 
@@ -159,13 +159,13 @@ def test_a_world_too_small_for_two_sets_of_one_split_evaluates_on_what_is_not_re
 ) -> None:
     """Hanoi's validation split: 32 tasks are reported, and none of their positions is watched."""
     settings = ("evaluation.split=validation", "evaluation.num_tasks=32", "evaluation.every_num_tasks=16")
-    trainer = build_trainer(training_config("hanoi", None, (*settings, "steps=10")), tmp_path / "run")
-    assert trainer.tasks.world is not None
+    run = build_run(training_config("hanoi", None, (*settings, "steps=10")), tmp_path / "run")
+    assert run.tasks.world is not None
     reported, watched = (
-        {trainer.tasks.world.identity(task) for task in tasks}
-        for tasks in (trainer.tasks.heldout, trainer.tasks.validation)
+        {run.tasks.world.identity(task) for task in tasks}
+        for tasks in (run.tasks.heldout, run.tasks.validation)
     )
-    assert len(trainer.tasks.heldout) == 32
+    assert len(run.tasks.heldout) == 32
     assert watched
     assert not reported & watched
 
@@ -179,7 +179,7 @@ def test_rows_that_are_trained_on_are_not_called_held_out(
         (tasks[4:], "held-out tasks", 0),
         (tasks[3:], "tasks, 1 of them training tasks", 1),
     ):
-        facts = letters.make_trainer(tmp_path / "run", train_dataset=train).task_facts()
+        facts = letters.make_trainer(tmp_path / "run", train_dataset=train).tasks.facts()
         assert (facts.title, len(facts.trained_on)) == (title, count)
         assert facts.num_compared == facts.num_train == len(train)
         assert compared_sentence(facts.to_dict()) == ""
@@ -191,7 +191,7 @@ def test_what_is_held_out_says_with_how_many_training_tasks_it_was_compared(tmp_
     """With all that the run draws, unless an instance has to be drawn to be known."""
     small = ("steps=20", "warm_start.steps=4", "evaluation.num_tasks=8", "rollout.tasks_per_step=32")
     for name, compared in (("arithmetic", 640), ("hanoi", 256)):
-        trainer = build_trainer(training_config(name, None, small), tmp_path / name)
-        counts = trainer.task_facts().to_dict()
+        run = build_run(training_config(name, None, small), tmp_path / name)
+        counts = run.tasks.facts().to_dict()
         assert (counts["train_tasks"], counts["train_tasks_compared"]) == (640, compared)
         assert ("256 of the 640" in compared_sentence(counts)) == (compared < 640)

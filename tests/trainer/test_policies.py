@@ -112,7 +112,7 @@ def test_a_role_samples_in_its_own_way_in_training_and_greedily_where_all_do(fin
 
 
 def test_a_run_of_two_policies_replays_without_an_engine(letters: ModuleType, finished: Path) -> None:
-    result = replay(letters.make_pair_trainer(finished, FINISHED))
+    result = replay(letters.make_pair_trainer(finished, FINISHED).run)
     assert result.differences == []
     assert result.is_identical
 
@@ -123,7 +123,7 @@ def test_a_replay_finds_a_frozen_model_that_was_changed(
     run = shutil.copytree(finished, tmp_path / "run")
     shutil.rmtree(run / "models" / "judge")
     shutil.copytree(run / "models" / "solver", run / "models" / "judge")
-    assert not replay(letters.make_pair_trainer(run, FINISHED)).is_identical
+    assert not replay(letters.make_pair_trainer(run, FINISHED).run).is_identical
 
 
 def test_reports_and_steps_say_what_each_role_was_paid(finished: Path) -> None:
@@ -168,7 +168,7 @@ def learned(letters: ModuleType, tmp_path: Path) -> Make:
     ) -> tuple[dict[str, Any], dict[str, list[torch.Tensor]]]:
         trainer = letters.make_pair_trainer(tmp_path, changes, **more)
         create_initial_models(trainer.config, tmp_path)
-        learner = trainer.make_learner(load_initial_models(trainer.config, tmp_path))
+        learner = trainer.run.make_learner(load_initial_models(trainer.config, tmp_path))
         _, metrics = learn(learner, episodes, 0)
         return metrics, {
             name: [each.detach() for each in policy.loaded_model.model.parameters()]
@@ -271,7 +271,7 @@ def test_a_role_that_no_policy_is_chosen_for_is_named_before_anything_is_learned
 def test_demonstrations_go_to_the_policy_of_their_role(letters: ModuleType, tmp_path: Path) -> None:
     trainer = letters.make_pair_trainer(tmp_path, FROZEN_JUDGE)
     create_initial_models(trainer.config, tmp_path)
-    learner = trainer.make_learner(load_initial_models(trainer.config, tmp_path))
+    learner = trainer.run.make_learner(load_initial_models(trainer.config, tmp_path))
     frozen = learner.policies["judge"].parameters_sha256()
     losses = [imitate(learner, step) for step in range(3)]
     assert all(name.startswith("policy.solver.") for each in losses for name in each)

@@ -98,7 +98,7 @@ def test_a_run_of_a_program_leaves_what_every_run_leaves_and_nothing_of_its_gate
 
 
 def test_a_run_of_a_program_replays_without_an_engine(finished: Path) -> None:
-    assert replay(trainer_of(finished)).is_identical
+    assert replay(trainer_of(finished).run).is_identical
 
 
 def test_a_stopped_run_of_a_program_goes_on(finished: Path, tmp_path: Path) -> None:
@@ -212,4 +212,4 @@ def test_a_program_goes_on_while_the_model_that_it_asks_learns(tmp_path: Path) -
     assert max(line["staleness_max"] for line in lines) == 2
     assert all(line["episodes"] == line["calls"] == 8 for line in lines)
     assert all(line["tokens.sampled"] == line["tokens.trained"] for line in lines)
-    assert replay(trainer_of(tmp_path / "run", changes)).is_identical
+    assert replay(trainer_of(tmp_path / "run", changes).run).is_identical

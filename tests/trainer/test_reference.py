@@ -44,7 +44,7 @@ def learner(letters: ModuleType, tmp_path: Path) -> Callable[..., Learner]:
         trainer = getattr(letters, game)(tmp_path / "run", changes)
         if not (tmp_path / "run").exists():
             create_initial_models(trainer.config, tmp_path / "run")
-        return trainer.make_learner(load_initial_models(trainer.config, tmp_path / "run"))
+        return trainer.run.make_learner(load_initial_models(trainer.config, tmp_path / "run"))
 
     return make
 

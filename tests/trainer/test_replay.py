@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.config.loader import load_config
 from rllm.errors import ConfigError
 from rllm.inference.local.engine import LocalEngine
@@ -47,7 +47,7 @@ def test_a_stored_run_replays_without_an_engine_to_the_same_losses_and_parameter
     letters: ModuleType, run: Path
 ) -> None:
     before = _contents(run)
-    result = replay(letters.make_trainer(run))
+    result = replay(letters.make_trainer(run).run)
     assert result.differences == []
     assert result.recorded_sha256 == result.replayed_sha256
     assert result.is_identical
@@ -83,7 +83,7 @@ def test_critics_references_rounds_and_greedy_attempts_come_to_the_same_again(
 ) -> None:
     short = letters.merged(changes, {"evaluation": {"num_tasks": 1, "every_steps": 0}})
     letters.make_trainer(tmp_path / "run", short).train()
-    result = replay(letters.make_trainer(tmp_path / "run", short))
+    result = replay(letters.make_trainer(tmp_path / "run", short).run)
     assert result.differences == []
     assert result.is_identical
     compared = {name for line in read_metrics(tmp_path / "run" / "metrics.jsonl") for name in line}
@@ -102,7 +102,7 @@ def test_policies_with_a_critic_and_a_reference_of_their_own_come_to_the_same_ag
         "evaluation": {"num_tasks": 1, "every_steps": 0},
     }
     letters.make_pair_trainer(tmp_path / "run", changes).train()
-    result = replay(letters.make_pair_trainer(tmp_path / "run", changes))
+    result = replay(letters.make_pair_trainer(tmp_path / "run", changes).run)
     assert result.differences == []
     assert result.is_identical
     (newest,) = (tmp_path / "run" / "checkpoints").glob("step-000006")
@@ -129,7 +129,7 @@ def test_a_loss_that_was_recorded_otherwise_is_named(letters: ModuleType, run: P
             del line["loss"]
 
     _edit_metrics(run, change)
-    result = replay(letters.make_trainer(run))
+    result = replay(letters.make_trainer(run).run)
     assert [(each.phase, each.step, each.metric, each.recorded) for each in result.differences] == [
         ("warm_start", 1, "loss", 0.5),
         ("train", 2, "loss", None),
@@ -147,7 +147,7 @@ def test_an_episode_that_was_changed_leads_another_way_from_its_step_on(
         assert episodes[0].trajectories[0].reward is not None
         episodes[0].trajectories[0].reward += 0.25
         store.save_episodes("train", 1, episodes)
-    result = replay(letters.make_trainer(run))
+    result = replay(letters.make_trainer(run).run)
     assert min(each.step for each in result.differences if each.phase == "train") == 1
     assert all(each.phase == "train" for each in result.differences)
     assert result.recorded_sha256 != result.replayed_sha256
@@ -160,29 +160,29 @@ def test_a_model_that_is_not_the_runs_own_is_found_out_by_one_bit(letters: Modul
     flat = weights[name].view(-1)
     flat[0] = torch.nextafter(flat[0], torch.tensor(9.0))
     save_file(weights, path, metadata={"format": "pt"})
-    result = replay(letters.make_trainer(run))
+    result = replay(letters.make_trainer(run).run)
     assert result.differences == []
     assert not result.is_identical
 
 
 def test_another_configuration_is_another_run(letters: ModuleType, run: Path) -> None:
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
-        replay(letters.make_trainer(run, {"optimizer": {"learning_rate": 0.5}}))
+        replay(letters.make_trainer(run, {"optimizer": {"learning_rate": 0.5}}).run)
 
 
 def test_a_warm_start_on_other_tasks_is_refused_and_not_called_different(
     letters: ModuleType, run: Path
 ) -> None:
     with pytest.raises(ConfigError, match="other tasks"):
-        replay(letters.make_trainer(run, train_dataset=letters.TASKS[:4]))
+        replay(letters.make_trainer(run, train_dataset=letters.TASKS[:4]).run)
     with pytest.raises(ConfigError, match="other tasks"):  # as `rllm runs replay` makes it
-        replay(build_trainer(load_config(RunDirectory.read(run).config()), run))
+        replay(build_run(load_config(RunDirectory.read(run).config()), run))
 
 
 def test_a_run_that_has_not_finished_has_nothing_to_compare_with(letters: ModuleType, run: Path) -> None:
     (run / "summary.json").unlink()
     with pytest.raises(ConfigError, match="has not finished"):
-        replay(letters.make_trainer(run))
+        replay(letters.make_trainer(run).run)
 
 
 def test_a_hash_follows_from_names_types_shapes_and_bytes() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rllm.build.run_tasks import as_sequence, run_tasks
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.errors import CheckpointError, ConfigError
 from rllm.trainer.kept_scores import kept_scores
-from rllm.trainer.run_tasks import as_sequence, run_tasks
 from rllm.trainer.trainable import fail_untrainable, trainable_rows
 from rllm.types.episode import Episode, Outcome, Step, Trajectory
 from rllm.types.images import PATCH_IDS_FROM
@@ -80,15 +80,15 @@ def test_an_evaluation_between_needs_tasks(key: str, value: int, is_refused: boo
 
 def test_tasks_that_are_trained_on_and_reported_are_named(caplog: pytest.LogCaptureFixture) -> None:
     config = _config(3, 1, "evaluation.every_steps=0")
-    facts = run_tasks(config, _rows(*"xaby"), _rows(*"abc"), None, None).facts(with_baselines=False)
+    facts = run_tasks(config, _rows(*"xaby"), _rows(*"abc"), None, None).facts()
     assert facts.trained_on == ["0-a", "1-b"]
     assert (facts.num_compared, facts.num_train) == (4, 4)
     (line,) = (each.getMessage() for each in caplog.records)
     assert line.startswith("2 of the 3 tasks")
     caplog.clear()
-    apart = run_tasks(config, _rows(*"xy"), _rows(*"abc"), None, None).facts(with_baselines=False)
+    apart = run_tasks(config, _rows(*"xy"), _rows(*"abc"), None, None).facts()
     assert apart.trained_on == []
-    run_tasks(config, _rows(*"abc"), None, None, None).facts(with_baselines=False)
+    run_tasks(config, _rows(*"abc"), None, None, None).facts()
     assert not caplog.records, "where all are trained on, nobody takes them for others"
 
 

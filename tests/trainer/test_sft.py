@@ -16,7 +16,7 @@ from rllm.build.asked import Asked
 from rllm.build.configs import training_config
 from rllm.build.evaluation import evaluated
 from rllm.build.providers import resolve_model
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.config.policies import ONLY_POLICY
 from rllm.errors import ConfigError
 from rllm.models.builtin import create_model
@@ -416,7 +416,7 @@ def test_learning_from_what_went_well_on_the_lake_makes_a_better_walker(tmp_path
         *("rollout.tasks_per_step=48", "rollout.group_size=4", "task.num_train_tasks=400"),
     )
     run = tmp_path / "run"
-    build_trainer(training_config("frozenlake", assignments=assignments), run).train()
+    build_run(training_config("frozenlake", assignments=assignments), run).train()
     settings = {"threads": 1, "epochs": 4, "optimizer": {"learning_rate": 2e-3}, "data": {"run": str(run)}}
     result = AgentSFTTrainer(settings, output=tmp_path / "sft").train()
     greedy: dict[str, float] = {}

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.cli.main import rllm
 from rllm.environments.swe.scaffolds import SCAFFOLDS, call_text, read_calls
 from rllm.environments.swe.swe import demonstration
@@ -106,15 +106,15 @@ def test_a_file_is_trained_on_whole_and_a_folder_of_splits_is_measured_on_its_ow
     for split, each in splits.items():
         saved(each, tmp_path / "tasks" / split / "rows.jsonl")
     assert list(benchmark_named("tasks").splits) == ["train", "test"]
-    trainer = build_trainer(training_config("tasks"), tmp_path / "run")
-    assert [task["task_id"] for task in trainer.tasks.train] == ["calc__calc-1"]
-    assert [task["task_id"] for task in trainer.tasks.heldout] == ["broken"]
-    assert not trainer.tasks.facts(with_baselines=False).trained_on
-    alone = build_trainer(training_config(name), tmp_path / "run")
-    assert alone.tasks.facts(with_baselines=False).trained_on == ["calc__calc-1"]
+    run = build_run(training_config("tasks"), tmp_path / "run")
+    assert [task["task_id"] for task in run.tasks.train] == ["calc__calc-1"]
+    assert [task["task_id"] for task in run.tasks.heldout] == ["broken"]
+    assert not run.tasks.facts().trained_on
+    alone = build_run(training_config(name), tmp_path / "run")
+    assert alone.tasks.facts().trained_on == ["calc__calc-1"]
     saved(rows[:1], tmp_path / "untrained" / "test" / "rows.jsonl")
     with pytest.raises(ConfigError, match=r"`train`.* test"):
-        build_trainer(training_config("untrained"), tmp_path / "run")
+        build_run(training_config("untrained"), tmp_path / "run")
 
 
 @pytest.mark.parametrize("scaffold", SCAFFOLDS)

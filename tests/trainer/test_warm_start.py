@@ -11,6 +11,13 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from rllm.agents.frozenlake import FrozenLakeAgent
+from rllm.build.demonstrations import (
+    RoleTurns,
+    demonstration_samples,
+    play_demonstration,
+    require_answers_fit,
+    role_demonstration_samples,
+)
 from rllm.distributed import ALONE, RankGroup
 from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.environments.frozenlake import FrozenLakeEnv, demonstration, lake_tasks
@@ -19,14 +26,7 @@ from rllm.inference.scripted import ScriptedClient
 from rllm.models.builtin import END_OF_TURN
 from rllm.models.directory import LoadedModel, load_model
 from rllm.rendering.chat import ChatRenderer
-from rllm.trainer.warm_start import (
-    RoleTurns,
-    answer_end,
-    demonstration_samples,
-    play_demonstration,
-    require_answers_fit,
-    role_demonstration_samples,
-)
+from rllm.trainer.policies import answer_end
 from rllm.types.messages import Message
 from rllm.types.sample import TrainingSample
 

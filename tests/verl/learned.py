@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.store.episodes import EpisodeStore
 from rllm.trainer.learning import learn
 from rllm.trainer.policies import load_initial_models
@@ -47,7 +47,7 @@ def main() -> None:
         own = (f"model.path={run / 'model'}", f"backend={backend}", "steps=10", "warm_start.steps=0")
         config = training_config("frozenlake", None, (*SHORT, *own, *assignments), 0)
         models = load_initial_models(config, run)
-        learner = build_trainer(config, run).make_learner(models)
+        learner = build_run(config, run).make_learner(models)
         paid, unpaid = (
             [each for each in episodes if bool(each.reward) == is_paid] for is_paid in (True, False)
         )

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from rllm.build.configs import training_config
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.store.episodes import EpisodeStore
 
 SCRIPT = Path(__file__).with_name("learned.py")
@@ -33,7 +33,7 @@ Learned = dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("lake") / "run"
-    build_trainer(training_config("frozenlake", None, SHORT, 0), directory).train()
+    build_run(training_config("frozenlake", None, SHORT, 0), directory).train()
     return directory
 
 

@@ -116,7 +116,7 @@ def test_servers_sample_what_the_built_in_engine_samples_of_a_policy_that_reads_
         each for each in read_metrics(tmp_path / "servers" / "metrics.jsonl") if each["phase"] == "train"
     ]
     assert all(line["canary_gap"] < 1e-4 for line in lines)
-    assert replay(train("servers", servers)).is_identical
+    assert replay(train("servers", servers).run).is_identical
 
 
 def test_answers_to_images_go_on_across_new_weights(
@@ -125,7 +125,7 @@ def test_answers_to_images_go_on_across_new_weights(
     changes = {"schedule": {"kind": "async", "max_staleness": 1}, "algorithm": {}}
     train("run", servers, **changes).train()
     assert len(_rows(tmp_path / "run")) == 3 * 6 * 2
-    assert replay(train("run", servers, **changes)).is_identical
+    assert replay(train("run", servers, **changes).run).is_identical
 
 
 @pytest.mark.parametrize("is_transparent", [False, True])

@@ -126,4 +126,4 @@ def test_a_policy_that_reads_images_learns_on_a_server(vllm_python: str, eyes: P
             for each in episode.trajectories
         }
     assert max(first_ids) > load_model(eyes).vocab_size, "rows have the images themselves"
-    assert replay(trainer()).is_identical
+    assert replay(trainer().run).is_identical

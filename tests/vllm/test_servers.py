@@ -184,7 +184,7 @@ def test_a_run_learns_on_two_replicas_of_which_one_is_killed(
     assert max(line["canary_moved"] for line in lines[1:]) > 0.0
     with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
         assert sum(len(list(store.episodes("train", step))) for step in range(30)) == 180
-    assert replay(letters.make_trainer(run, changes)).is_identical
+    assert replay(letters.make_trainer(run, changes).run).is_identical
     # An adapter on weights of four imitated steps does not learn in thirty, and asynchronous runs gain 0.02
     # to 0.11 in them, with an error of 0.08: servers draw without seeds.
     if not more:

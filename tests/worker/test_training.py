@@ -12,12 +12,12 @@ import pytest
 import worker_files as files
 from click.testing import CliRunner, Result
 
+from rllm.build.workflow_player import WorkflowPlayer, contracts_of
 from rllm.cli.main import rllm as front_door
 from rllm.config.loader import load_config
 from rllm.inference import ScriptedClient
 from rllm.integrations.ray.user_files import user_files
 from rllm.store.episodes import EpisodeStore
-from rllm.trainer.workflows import WorkflowPlayer, contracts_of
 from rllm.types.episode import Outcome
 from rllm.types.names import object_named
 from rllm.types.sample import NOT_SAMPLED

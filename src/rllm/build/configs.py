@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rllm.build.actors import program_named
+from rllm.build.distillation import DISTILL_DEFAULTS, PROMPT_DEFAULTS, over
+from rllm.build.program_player import PROGRAM_DEFAULTS
 from rllm.build.rows import BENCHMARK, held_out_name, mixture_of
+from rllm.build.workflow_player import WORKFLOW_DEFAULTS
 from rllm.config.loader import config_dict, load_config
 from rllm.config.schema import TrainConfig
 from rllm.data.questions import render
@@ -18,9 +21,6 @@ from rllm.errors import ConfigError
 from rllm.eval.catalogue import SWE, TASK_DIRECTORY, Benchmark, benchmark_named
 from rllm.eval.tasks import benchmark_world, world_name
 from rllm.integrations.task_programs import is_task_program
-from rllm.trainer.distill import DISTILL_DEFAULTS, PROMPT_DEFAULTS, over
-from rllm.trainer.programs import PROGRAM_DEFAULTS
-from rllm.trainer.workflows import WORKFLOW_DEFAULTS
 
 MAX_EVAL_TOKENS = 1024
 """Most tokens of an answer to a question, or of a turn of a model that was not trained on its world, unless

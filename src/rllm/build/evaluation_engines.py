@@ -16,6 +16,7 @@ from rllm.build.configs import MAX_EVAL_CONTEXT
 from rllm.build.connection_check import try_model
 from rllm.build.gateways import upstream_policy
 from rllm.build.models import local_client, model_directory
+from rllm.build.program_player import PROGRAM_DEFAULTS, gateway_before, local_policy
 from rllm.build.providers import ModelPlace
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
@@ -30,7 +31,6 @@ from rllm.eval.tasks import benchmark_world
 from rllm.inference.client import ModelClient
 from rllm.rewards.evaluator import Evaluator
 from rllm.store.run_directory import RunDirectory, is_run
-from rllm.trainer.programs import PROGRAM_DEFAULTS, gateway_before, local_policy
 from rllm.workflows.workers import opened_workers, worker_contracts
 from rllm.workflows.workflow import Workflow
 

@@ -1,4 +1,4 @@
-"""A configuration in, a trainer out."""
+"""A configuration in, a run out."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,24 +8,29 @@ import numpy as np
 
 from rllm.agents.named import agent_named
 from rllm.build.actors import agent_class_named, program_named
+from rllm.build.agent_player import AgentPlayer
+from rllm.build.distillation import prompt_run
 from rllm.build.judges import judge_while_training, split_judging
 from rllm.build.rows import BENCHMARK, held_out_rows, mixture_of, training_rows, validation_rows
+from rllm.build.run_tasks import VALIDATION_TRIES
+from rllm.build.runs import RunDatasets, RunOptions, agent_run, program_run, workflow_run
+from rllm.build.workflow_player import workflow_player
 from rllm.config.distill import PROMPTS
 from rllm.config.schema import TrainConfig
-from rllm.data.jsonl import read_jsonl
 from rllm.data.mixture import SOURCE
 from rllm.data.task_arguments import argument_mixtures
+from rllm.engine.traced import Program
 from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.judging import as_reward_fn, failing_alone, task_evaluator
 from rllm.eval.tasks import benchmark_world, world_of
+from rllm.files.jsonl import read_jsonl
 from rllm.integrations.task_program import PAYS_ITSELF
 from rllm.integrations.task_programs import is_task_program
 from rllm.rewards.evaluator import Evaluator, as_evaluator
-from rllm.trainer.agent_trainer import AgentTrainer
-from rllm.trainer.distill import AgentDistillTrainer
-from rllm.trainer.run_tasks import VALIDATION_TRIES
+from rllm.trainer.distill import DistillationRun
+from rllm.trainer.run import TrainingRun
 from rllm.types.episode import Episode
 from rllm.workflows.workers import OpenWorkers
 
@@ -34,18 +39,18 @@ VALIDATION_START = 1_000_000
 `evaluation.split = "validation"`."""
 
 
-def build_trainer(
+def build_run(
     config: TrainConfig,
     output: Path,
     *,
     open_workers: OpenWorkers | None = None,
-) -> AgentTrainer:
-    """A trainer for the environment and agent, or the program, that the configuration names. `open_workers`
-    runs the workers that a workflow calls. Its `tracker` may be set until it trains."""
+) -> TrainingRun:
+    """A run of the environment and agent, or the program, that the configuration names. `open_workers` runs
+    the workers that a workflow calls."""
     if config.task.program:
-        return _program_trainer(config, output, open_workers)
+        return _program_run(config, output, open_workers)
     if config.task.environment == PROMPTS:
-        return _prompt_trainer(config, output)
+        return _prompt_run(config, output)
     world, agent_class = world_of(config.task.environment), agent_class_named(config.task.agent)
     judging, task_args = split_judging(config.task.environment_args)
     pays = judge_while_training(config.task.environment, judging)
@@ -58,29 +63,35 @@ def build_trainer(
     expert = world.expert(config.warm_start.expert_args)
     if expert is not None and config.warm_start.steps:  # asked once: what it cannot honour is refused now
         expert(train_tasks[0], config.warm_start.noise, np.random.default_rng(0))
-    trainer_class = AgentDistillTrainer if config.distill.teacher else AgentTrainer
-    return trainer_class(
+    return agent_run(
         config,
-        train_dataset=train_tasks,
-        val_dataset=world.tasks(evaluation.split, evaluation.num_tasks, **task_args),
-        validation_dataset=world.tasks("validation", num_validation, start=VALIDATION_START, **task_args),
-        agent_class=agent_class,
-        env_class=world.env_class,
-        agent_args=config.task.agent_args,
-        env_args={} if pays is None else {"reward_fn": as_reward_fn(pays)},
+        RunDatasets(
+            train=train_tasks,
+            heldout=world.tasks(evaluation.split, evaluation.num_tasks, **task_args),
+            validation=world.tasks("validation", num_validation, start=VALIDATION_START, **task_args),
+        ),
+        AgentPlayer(
+            agent_class=agent_class,
+            env_class=world.env_class,
+            agent_args=config.task.agent_args,
+            env_args={} if pays is None else {"reward_fn": as_reward_fn(pays)},
+        ),
+        RunOptions(output=output, make=DistillationRun if config.distill.teacher else TrainingRun),
         demonstrate=expert,
         world=world,
-        output=output,
     )
 
 
-def _program_trainer(config: TrainConfig, output: Path, open_workers: OpenWorkers | None) -> AgentTrainer:
-    task, actor = config.task, program_named(config.task.program)
+def _program_run(config: TrainConfig, output: Path, open_workers: OpenWorkers | None) -> TrainingRun:
+    task, actor, options = config.task, program_named(config.task.program), RunOptions(output=output)
     train = training_rows(task.dataset)
     evaluation, val_name = config.evaluation, task.val_dataset
-    held_out = held_out_rows(val_name, evaluation.num_tasks) if val_name else None
-    validation = (
-        validation_rows(val_name, evaluation.every_num_tasks, start=VALIDATION_START) if val_name else None
+    datasets = RunDatasets(
+        train=train,
+        heldout=held_out_rows(val_name, evaluation.num_tasks) if val_name else None,
+        validation=validation_rows(val_name, evaluation.every_num_tasks, start=VALIDATION_START)
+        if val_name
+        else None,
     )
     if actor.workflow is not None:
         if task.evaluator:
@@ -88,24 +99,10 @@ def _program_trainer(config: TrainConfig, output: Path, open_workers: OpenWorker
                 f"The workflow `{task.program}` pays its own trajectories, so --evaluator {task.evaluator} "
                 "would be ignored; leave it out, or call it in the workflow."
             )
-        return AgentTrainer(
-            config,
-            train_dataset=train,
-            val_dataset=held_out,
-            validation_dataset=validation,
-            workflow_class=actor.workflow,
-            open_workers=open_workers,
-            output=output,
-        )
-    return AgentTrainer(
-        config,
-        train_dataset=train,
-        val_dataset=held_out,
-        validation_dataset=validation,
-        agent_flow=actor.flow,
-        evaluator=task.evaluator or failing_alone(_evaluator_of(task.dataset)),
-        output=output,
-    )
+        player = workflow_player(actor.workflow, open_workers=open_workers)
+        return workflow_run(config, datasets, player, options)
+    evaluator = task.evaluator or failing_alone(_evaluator_of(task.dataset))
+    return program_run(config, datasets, Program.of(actor.flow, evaluator), options)
 
 
 def _evaluator_of(dataset: str) -> Evaluator:
@@ -132,17 +129,19 @@ def _by_source(evaluators: Mapping[str, Evaluator]) -> Evaluator:
     return Evaluator(judge, "the data sets' graders")
 
 
-def _prompt_trainer(config: TrainConfig, output: Path) -> AgentTrainer:
+def _prompt_run(config: TrainConfig, output: Path) -> TrainingRun:
     task = config.task
     if not task.dataset:
         raise ConfigError("`task.dataset` is empty; set it to a JSONL file of prompts.")
-    return AgentDistillTrainer(
+    return prompt_run(
         config,
-        train_dataset=read_jsonl(Path(task.dataset)),
-        val_dataset=read_jsonl(Path(task.val_dataset)) if task.val_dataset else None,
+        RunDatasets(
+            train=read_jsonl(Path(task.dataset)),
+            heldout=read_jsonl(Path(task.val_dataset)) if task.val_dataset else None,
+        ),
+        RunOptions(output=output),
         agent_class=agent_named(task.agent),
         agent_args=task.agent_args,
-        output=output,
     )
 
 

@@ -17,10 +17,10 @@ from rllm.agents.typed_programs import input_schemas, is_typed, output_schemas, 
 from rllm.build.actors import Actor, actor_named, is_place
 from rllm.build.evaluation_engines import answering, program_client
 from rllm.build.gateways import upstream_policy
+from rllm.build.program_player import local_policy
 from rllm.build.providers import BUILTIN, ModelPlace, resolve_model
 from rllm.contracts.contract import Binding
 from rllm.errors import ConfigError, MissingExtraError
-from rllm.trainer.programs import local_policy
 from rllm.types.names import object_named
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`rllm distill`: tasks and a teacher in, a run directory with a student like its teacher out.
 
-words ──► distill_config ──► build_trainer ──► train, seen through LiveView ──► reverse KL before and after
+words ──► distill_config ──► build_run ──► train, seen through LiveView ──► reverse KL before and after
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rllm.build.configs import distill_config
 from rllm.build.presentation import lacks_rules
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.cli.command import elapsed_s, example, options_of, print_json
 from rllm.cli.plan import (
     Plan,
@@ -74,15 +74,15 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, option
     if options.fresh:
         directory = unused_directory(directory)
     if options.dry_run:
-        trainer = build_trainer(config, directory)  # refuses what a run would refuse
-        trainer.require_names()
+        run = build_run(config, directory)  # refuses what a run would refuse
+        run.require_names()
         plan = Plan(
             title=f"rllm distill {label}",
             directory=directory,
             config=config_dict(config),
             defaults=config_dict(TrainConfig()),
             derived=config.derived(),
-            conflict=conflict_with_run(directory, trainer.require_same_config),
+            conflict=conflict_with_run(directory, run.require_same_config),
         )
         print_plan(plan, as_json=options.as_json, tasks=tasks)
         return
@@ -90,9 +90,9 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, option
     was_finished = announce_run(directory)
     try:
         with LiveView(config.steps, title=f"rllm distill {label}", elapsed_s=elapsed_s()) as view:
-            trainer = build_trainer(config, directory)
-            trainer.tracker = None if was_finished else view
-            result = trainer.train()
+            run = build_run(config, directory)
+            run.tracker = None if was_finished else view
+            result = run.train()
     except KeyboardInterrupt as interrupt:
         words = ["rllm", "distill", tasks, "--teacher", teacher, *options.words(), "--output", str(directory)]
         words += ["--val-dataset", val_dataset] if val_dataset else []

@@ -51,7 +51,7 @@ def command(ctx: click.Context, run: Path, nproc: int, as_json: bool) -> None:
     """
     require_processes(nproc)
     # Here and not above: they bring torch and gymnasium, which the other commands on runs do not need.
-    from rllm.build.training import build_trainer
+    from rllm.build.training import build_run
     from rllm.trainer.replay import replay
 
     run_config = RunDirectory.read(run).config()
@@ -61,9 +61,9 @@ def command(ctx: click.Context, run: Path, nproc: int, as_json: bool) -> None:
             "command with another --output makes it again."
         )
     config = load_config(run_config)
-    trainer = build_trainer(config, run)
+    training_run = build_run(config, run)
     if nproc > 1:
-        trainer.require_ranks_can(nproc)
+        training_run.require_ranks_can(nproc)
         sys.exit(launch(["runs", "replay", str(run), *(["--json"] if as_json else [])], nproc, run))
     with _progress() as progress:
         bar = progress.add_task(f"replaying {run}", total=config.warm_start.steps + config.steps)
@@ -71,7 +71,7 @@ def command(ctx: click.Context, run: Path, nproc: int, as_json: bool) -> None:
         def advance(phase: str, step: int) -> None:
             progress.update(bar, advance=1, description=f"replaying {run}: {_PHASE_TITLES[phase]}")
 
-        result = replay(trainer, on_step=advance)
+        result = replay(training_run, on_step=advance)
     if rank_from_environment():  # rank 0 shows what all of them found
         return
     if as_json:

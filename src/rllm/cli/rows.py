@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rllm.data.jsonl import parse_json
 from rllm.errors import ConfigError
+from rllm.files.jsonl import parse_json
 
 _MAX_LINE_CHARACTERS = 32 << 20
 

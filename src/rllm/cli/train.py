@@ -1,6 +1,6 @@
 """`rllm train`: benchmark or program and settings in, a run directory with a better model out.
 
-words ──► TrainOptions.config ──► build_trainer ──► train, seen through LiveView ──► before and after
+words ──► TrainOptions.config ──► build_run ──► train, seen through LiveView ──► before and after
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rllm.build.presentation import lacks_rules
-from rllm.build.training import build_trainer
+from rllm.build.training import build_run
 from rllm.cli.command import elapsed_s, example, options_of, print_json
 from rllm.cli.plan import (
     Plan,
@@ -40,9 +40,10 @@ from rllm.errors import ConfigError
 from rllm.store.episodes import EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.tracking.console import LiveView
-from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
 from rllm.trainer.cluster import rank_places
 from rllm.trainer.extras import require_training_packages
+from rllm.trainer.result import TrainResult
+from rllm.trainer.run import TrainingRun
 from rllm.view.run_facts import REPORTS, report_labels
 from rllm.worker.step_host import open_workers
 
@@ -107,21 +108,21 @@ def command(options: TrainOptions) -> None:
         require_place(directory)
     num_ranks = max(options.nproc, world_size())
     if num_ranks > 1 or options.dry_run:
-        _trainer(config, directory).require_ranks_can(num_ranks)
+        _run(config, directory).require_ranks_can(num_ranks)
     if options.dry_run:
-        trainer = _trainer(config, directory)  # refuses what a run would refuse
-        trainer.require_names()
+        run = _run(config, directory)  # refuses what a run would refuse
+        run.require_names()
         plan = Plan(
             title=f"rllm train {options.label}",
             directory=directory,
             config=config_dict(config),
             defaults=config_dict(TrainConfig()),
             derived=config.derived(),
-            conflict=conflict_with_run(directory, trainer.require_same_config),
-            memory=trainer.memory_plan(
+            conflict=conflict_with_run(directory, run.require_same_config),
+            memory=run.memory_plan(
                 options.nproc, options.nproc
             ),  # it warns: the plan may be another machine's
-            processes=trainer.process_plan(num_ranks, is_of_torchrun=num_ranks > options.nproc),
+            processes=run.process_plan(num_ranks, is_of_torchrun=num_ranks > options.nproc),
         )
         print_plan(plan, as_json=options.as_json, benchmark=options.label)
         return
@@ -131,14 +132,14 @@ def command(options: TrainOptions) -> None:
         with rank_places(config, options.nproc, directory) as start:
             sys.exit(launch(words, options.nproc, directory, restarts=restarts, start=start))
     if rank_from_environment():  # rank 0 shows what all of them do
-        _trainer(config, directory).train()
+        _run(config, directory).train()
         return
     was_finished = announce_run(directory)
     try:
         with LiveView(config.steps, title=f"rllm train {options.label}", elapsed_s=elapsed_s()) as view:
-            trainer = _trainer(config, directory)
-            trainer.tracker = None if was_finished else view
-            result = trainer.train()
+            run = _run(config, directory)
+            run.tracker = None if was_finished else view
+            result = run.train()
     except KeyboardInterrupt as interrupt:
         words = [*options.words(directory), *launched_words()]
         raise interruption(directory, words) from interrupt
@@ -148,8 +149,8 @@ def command(options: TrainOptions) -> None:
         _print_result(options, config, result)
 
 
-def _trainer(config: TrainConfig, directory: Path) -> AgentTrainer:
-    return build_trainer(config, directory, open_workers=open_workers)
+def _run(config: TrainConfig, directory: Path) -> TrainingRun:
+    return build_run(config, directory, open_workers=open_workers)
 
 
 def _print_result(options: TrainOptions, config: TrainConfig, result: TrainResult) -> None:

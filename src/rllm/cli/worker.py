@@ -19,8 +19,8 @@ from rllm.cli.worker_options import counting, running_options, telemetry_of
 from rllm.cli.worker_promote import command as promote
 from rllm.contracts.contract import Contract
 from rllm.contracts.worker_file import read_contract
-from rllm.data.jsonl import parse_json
 from rllm.errors import ConfigError
+from rllm.files.jsonl import parse_json
 
 NOT_OK = 1
 

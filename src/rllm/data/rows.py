@@ -18,10 +18,10 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
-from rllm.data.jsonl import parse_json, read_jsonl_lines, require_unicode
 from rllm.data.unpacking import Allowance, gunzip
 from rllm.errors import ConfigError
 from rllm.files.atomic import write_atomic
+from rllm.files.jsonl import parse_json, read_jsonl_lines, require_unicode
 
 FORMATS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _BYTES = "$bytes"

@@ -39,7 +39,8 @@ _LOADERS = {
     "load_agent": "rllm.published.programs",
     "load_evaluator": "rllm.rewards.evaluator",
 }
-_TRAINER = {"AgentTrainer": "rllm.trainer.agent_trainer"}
+_TRAINER = {"AgentTrainer": "rllm.published.trainers"}
+_DISTILL_TRAINER = {"AgentDistillTrainer": "rllm.published.trainers"}
 _SFT = {"AgentSFTTrainer": "rllm.trainer.sft"}
 _EXECUTION = _all(
     "AgentExecutionEngine AsyncAgentExecutionEngine", "rllm.engine.agent_execution:AgentExecutionEngine"
@@ -186,7 +187,9 @@ NAMES: dict[str, dict[str, str]] = {
     "rllm.tools.code_tools.python_interpreter": _PYTHON,
     "rllm.tools.web_tools": _WEB_TOOLS,
     # training
-    "rllm.trainer": {},
+    "rllm.trainer": {**_TRAINER, **_DISTILL_TRAINER},
+    "rllm.trainer.agent_trainer": _TRAINER,
+    "rllm.trainer.distill": _DISTILL_TRAINER,
     "rllm.trainer.unified_trainer": {
         **_TRAINER,
         "UnifiedTrainer": _TRAINER["AgentTrainer"] + ":AgentTrainer",

@@ -1,9 +1,11 @@
-"""Training: one class a way to learn, for programs; `rllm.trainer.loop` for readers."""
+"""Training: the loop in `rllm.trainer.loop`, and one class a way to learn.
 
-from rllm.trainer.agent_trainer import AgentTrainer
-from rllm.trainer.distill import AgentDistillTrainer
+`AgentTrainer` and `AgentDistillTrainer` are importable from here as well; they stand in
+`rllm.published.trainers`.
+"""
+
 from rllm.trainer.dpo import AgentDPOTrainer
 from rllm.trainer.result import TrainResult
 from rllm.trainer.sft import AgentSFTTrainer
 
-__all__ = ["AgentDPOTrainer", "AgentDistillTrainer", "AgentSFTTrainer", "AgentTrainer", "TrainResult"]
+__all__ = ["AgentDPOTrainer", "AgentSFTTrainer", "TrainResult"]

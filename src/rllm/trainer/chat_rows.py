@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rllm.data.jsonl import read_jsonl_lines, require_unicode
 from rllm.errors import ConfigError, choices_of
+from rllm.files.jsonl import read_jsonl_lines, require_unicode
 from rllm.models.vision.fetch import MAX_AT_ONCE, ImageFetcher
 from rllm.rendering.chat import ChatRenderer
 from rllm.rendering.conversations import ConversationTree

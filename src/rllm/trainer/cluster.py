@@ -19,7 +19,7 @@ from contextlib import (
 )
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 from rllm.config.cluster import NO_CLUSTER, ClusterConfig
 from rllm.config.distributed import HERE
@@ -29,6 +29,7 @@ from rllm.distributed.launch import RankStarter, ranks_here
 from rllm.engine.attempts import EpisodeEngine
 from rllm.engine.split import SplitEngine, WriterEngine
 from rllm.errors import ConfigError
+from rllm.rendering.chat import ChatRenderer
 from rllm.store.encoding import EncodedEpisodes
 from rllm.types.names import object_named
 
@@ -70,6 +71,13 @@ class RolloutJob:
 
 class EpisodePlayer(Protocol):
     """An agent in its environment, a program, or a workflow. Can be pickled."""
+
+    kind: ClassVar[Literal["agent", "program", "workflow"]]
+
+    async def require_prompt_fits(self, config: TrainConfig, task: Any, renderer: ChatRenderer) -> None:
+        """Raises ConfigError when the context cannot even hold the first prompt of a task and its answer,
+        where that is known before it plays."""
+        ...
 
     def open_engine(
         self, config: TrainConfig, clients: Mapping[str, Any], directory: Path

@@ -8,19 +8,12 @@ spends its steps on nothing.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from rllm.config.schema import TrainConfig, WarmStartConfig
-from rllm.eval.evaluate import EvaluationReport, evaluate
-from rllm.inference.scripted import ScriptedClient, ScriptedSession, message_text
-from rllm.trainer.agents import Player
-from rllm.trainer.warm_start import Demonstrate
-from rllm.types.draws import draw_seed
+from rllm.config.schema import WarmStartConfig
+from rllm.eval.evaluate import EvaluationReport
 from rllm.types.episode import Episode, Outcome
-from rllm.types.task import Task, row_of, task_id_of
 
 log = logging.getLogger(__name__)
 
@@ -32,47 +25,6 @@ MIN_ATTEMPTS = 32
 """Number of equal rewards before they say anything."""
 PlayExpert = Callable[[Sequence[Any]], Awaitable[EvaluationReport]]
 """tasks -> what the expert comes to, with its noise, at those that it has an answer to."""
-
-
-class ExpertClient(ScriptedClient):
-    """Gives the answers of one demonstration of each task, as a model would; the last one again where the
-    environment goes on."""
-
-    def __init__(self, answers: Mapping[str, list[str]], max_turns: int) -> None:
-        super().__init__([])
-        self._answers = answers
-        self._max_turns = max_turns
-
-    def session(self, order: tuple[str, int]) -> ScriptedSession:
-        answers = self._answers[order[0]]
-        return ScriptedClient([*answers, *answers[-1:] * self._max_turns]).session(order)
-
-
-def expert_player(config: TrainConfig, demonstrate: Demonstrate, player: Player) -> PlayExpert:
-    """Plays the expert of the warm start in the environment that the run trains in."""
-
-    async def play(tasks: Sequence[Any]) -> EvaluationReport:
-        answers = {
-            task_id_of(task, position): _answers(config, demonstrate, task, position)
-            for position, task in enumerate(tasks)
-        }
-        tasks_with_answers = [
-            task for position, task in enumerate(tasks) if answers[task_id_of(task, position)]
-        ]
-        client = ExpertClient(answers, config.rollout.max_turns)
-        report, _ = await evaluate(player.engine(config, client), tasks_with_answers, None, "expert")
-        return report
-
-    return play
-
-
-def _answers(
-    config: TrainConfig, demonstrate: Demonstrate, task: Task | Mapping[str, Any], position: int
-) -> list[str]:
-    rng = np.random.default_rng(draw_seed(config.seed, "expert", position))
-    row = row_of(task)
-    answers = [answer for _, answer in demonstrate(row, config.warm_start.noise, rng)]
-    return [answer if isinstance(answer, str) else message_text(answer) for answer in answers]
 
 
 async def warn_of_stalled_imitation(

@@ -26,11 +26,11 @@ from rllm.algorithms.losses import (
     policy_loss,
 )
 from rllm.algorithms.surrogates import OF_COVARIANCE, WholeVocabulary
+from rllm.algorithms.task_sampler import TaskSampler
 from rllm.config.algorithm import AlgorithmConfig
 from rllm.config.distill import TEACHER
 from rllm.config.learning import WITH_CRITIC
 from rllm.config.schema import TrainConfig
-from rllm.data.sampler import TaskSampler
 from rllm.errors import ConfigError
 from rllm.trainer.backends.base import Critic, SeparateCritic, TrainingBackend
 from rllm.trainer.critic import explained_variance, with_gae

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from rllm.algorithms.curriculum import Curriculum
 from rllm.config.schema import TrainConfig
-from rllm.data.curriculum import Curriculum
 from rllm.engine.attempts import EpisodeEngine
 from rllm.errors import ConfigError
 from rllm.eval.evaluate import EvaluationReport, evaluate, results_on
@@ -59,8 +59,8 @@ Result = TypeVar("Result")
 
 
 @dataclass(kw_only=True, slots=True)
-class TrainingRun:
-    """Everything a run works with; `AgentTrainer` makes one from a configuration."""
+class RunParts:
+    """Everything that the loop works with; a `TrainingRun` opens it."""
 
     learner: Learner
     record: RunRecord
@@ -121,7 +121,7 @@ class TrainingRun:
         self.state.canaries = {name: state for name, each in self.canaries.items() if (state := each.state())}
 
 
-async def train(run: TrainingRun) -> dict[str, Any]:
+async def train(run: RunParts) -> dict[str, Any]:
     """The whole run; returns the summary that `summary.json` holds."""
     limit_s, report_path = stall_limit_s(run.config), run.record.path / "stall.txt"
     async with saved_when_stopped(run.engine, run.save_if_whole, limit_s=limit_s, report_path=report_path):
@@ -134,7 +134,7 @@ async def train(run: TrainingRun) -> dict[str, Any]:
     return await asyncio.to_thread(summary_of, run)
 
 
-async def reinforce(run: TrainingRun) -> None:
+async def reinforce(run: RunParts) -> None:
     """The reinforcement-learning loop: one batch of rollouts, then its updates, until all steps are done.
 
     With an asynchronous schedule the next steps are being sampled meanwhile.
@@ -148,7 +148,7 @@ async def reinforce(run: TrainingRun) -> None:
         await ahead.close()
 
 
-async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
+async def _reinforce(run: RunParts, ahead: StepsAhead) -> None:
     config, state = run.config, run.state
     run.tracker.begin("train")
     versions = PublishedVersions(run.policies, config)
@@ -201,18 +201,18 @@ async def _reinforce(run: TrainingRun, ahead: StepsAhead) -> None:
             run.save()
 
 
-def _with_shares(run: TrainingRun, metrics: dict[str, Any]) -> dict[str, Any]:
+def _with_shares(run: RunParts, metrics: dict[str, Any]) -> dict[str, Any]:
     """Metrics of a step, with their shares of the machine's peak."""
     return metrics if run.machine is None else metrics | run.machine.shares(metrics, run.num_ranks)
 
 
-def _sampler_busy_s(run: TrainingRun) -> float:
+def _sampler_busy_s(run: RunParts) -> float:
     """Seconds that a sampler had work, as their mean over the policies; NaN where nobody has measured it."""
     times = [math.nan if (each := busy_s(client)) is None else each for client in run.clients.values()]
     return sum(times) / max(1, len(times))
 
 
-def _idle_shares(run: TrainingRun, ahead: StepsAhead, sampled_s: float, elapsed_s: float) -> dict[str, float]:
+def _idle_shares(run: RunParts, ahead: StepsAhead, sampled_s: float, elapsed_s: float) -> dict[str, float]:
     """Shares of a step in which nothing was learned, for want of episodes, and nothing sampled."""
     shares = {"trainer_idle": ahead.metrics["rollout_s"] / elapsed_s}
     now_s = _sampler_busy_s(run)
@@ -228,7 +228,7 @@ def record(to: RunRecord, rollouts: Rollouts, step: int) -> None:
         to.save_episodes(GREEDY_PHASE, step, rollouts.greedy)
 
 
-async def warm_start(run: TrainingRun) -> None:
+async def warm_start(run: RunParts) -> None:
     """Imitation of the noisy expert, and a fresh optimizer for what follows."""
     config, state, warm = run.config, run.state, run.config.warm_start
     if warm.steps == 0:
@@ -258,7 +258,7 @@ async def warm_start(run: TrainingRun) -> None:
             run.save()
 
 
-async def publish(run: TrainingRun, samples: Sequence[TrainingSample]) -> dict[str, Any]:
+async def publish(run: RunParts, samples: Sequence[TrainingSample]) -> dict[str, Any]:
     """New weights to the sampler of every policy that learned, and the proof that they arrived."""
     metrics: dict[str, Any] = {}
     for name, backend in run.policies.trainable():
@@ -270,7 +270,7 @@ async def publish(run: TrainingRun, samples: Sequence[TrainingSample]) -> dict[s
     return metrics
 
 
-async def report(run: TrainingRun, name: str) -> None:
+async def report(run: RunParts, name: str) -> None:
     """Sampled and greedy success on the held-out tasks, unless it was measured before the run was
     interrupted."""
     config, state = run.config, run.state
@@ -341,14 +341,14 @@ def _report_dict(report: EvaluationReport, episodes: Sequence[Episode]) -> dict[
     return report.to_dict() | ({"roles": roles} if roles else {})
 
 
-async def _teacher_metrics(run: TrainingRun, episodes: Sequence[Episode]) -> dict[str, float]:
+async def _teacher_metrics(run: RunParts, episodes: Sequence[Episode]) -> dict[str, float]:
     """The distance of the student from its teacher on sampled episodes, where it has one."""
     if run.learner.teacher is None:
         return {}
     return await _in_learner(run, partial(run.learner.teacher.measure, episodes, run.policies))
 
 
-async def validate(run: TrainingRun, step: int) -> dict[str, float]:
+async def validate(run: RunParts, step: int) -> dict[str, float]:
     """Both curves, sampled and greedy, on the validation split, every so many steps."""
     config, every = run.config, run.config.evaluation.period(run.config.steps)
     if not every or not run.validation_tasks or (step + 1) % every:
@@ -372,7 +372,7 @@ async def validate(run: TrainingRun, step: int) -> dict[str, float]:
     return metrics
 
 
-def note_gain(run: TrainingRun, episodes: Sequence[Episode]) -> dict[str, float]:
+def note_gain(run: RunParts, episodes: Sequence[Episode]) -> dict[str, float]:
     """Whether an evaluation between shows a gain; with the last one that was waited for, the run ends."""
     limit, state = run.config.evaluation.patience, run.state
     if not limit:
@@ -389,7 +389,7 @@ def greedy_phase(name: str) -> str:
     return f"{name}.greedy"
 
 
-def summary_of(run: TrainingRun) -> dict[str, Any]:
+def summary_of(run: RunParts) -> dict[str, Any]:
     """The content of `summary.json`."""
     state = run.state
     num_played = {
@@ -413,7 +413,7 @@ def summary_of(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-async def _in_learner(run: TrainingRun, work: Callable[[], Result]) -> Result:
+async def _in_learner(run: RunParts, work: Callable[[], Result]) -> Result:
     """Heavy work in the one learner thread, so that the event loop and the live view stay responsive."""
     return await asyncio.get_running_loop().run_in_executor(run.learner_thread, partial(_as_error, work))
 

@@ -43,7 +43,6 @@ from rllm.trainer.backends.torch import SUPPORTS, TorchBackend
 from rllm.trainer.backends.torch_distilling import DistillingBackend
 from rllm.trainer.backends.torch_optimizer import LEAST_IN_8_BITS
 from rllm.trainer.memory_plan import initial_config, shape_of
-from rllm.trainer.warm_start import answer_end
 from rllm.types.draws import draw_seed
 from rllm.types.sample import TrainingSample
 
@@ -219,6 +218,15 @@ def make_policies(
             learning_rate=policy.learning_rate or optimizer.learning_rate,
         )
     return Policies(config, policies)
+
+
+def answer_end(renderer: ChatRenderer, end_token_ids: Sequence[int]) -> int:
+    """The token that ends a demonstrated answer.
+
+    A model may have several end tokens; the one its chat template writes behind an answer is to be learned.
+    """
+    after_answer = renderer.continuation([], [{"role": "user", "content": "x"}])
+    return after_answer[0] if after_answer[:1] and after_answer[0] in end_token_ids else end_token_ids[0]
 
 
 def save_model_by(ranks: RankGroup, model: LoadedModel, path: Path) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.data.jsonl import read_jsonl_lines
 from rllm.errors import ConfigError
+from rllm.files.jsonl import read_jsonl_lines
 from rllm.trainer.chat_rows import Chat, Problems, chat_of
 from rllm.types.messages import Message
 

@@ -18,12 +18,12 @@ from rllm.errors import ConfigError
 from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
-from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.backends.named import service_kind
 from rllm.trainer.checkpoint import ranks_of
 from rllm.trainer.learning import Learner, imitate, learn
 from rllm.trainer.policies import combined_sha256, load_initial_models, load_saved_models
 from rllm.trainer.resuming import other_tasks
+from rllm.trainer.run import TrainingRun
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -57,29 +57,27 @@ class ReplayResult:
         return not self.differences and self.recorded_sha256 == self.replayed_sha256
 
 
-def replay(
-    trainer: AgentTrainer, on_step: Callable[[str, int], None] = lambda phase, step: None
-) -> ReplayResult:
-    """Compute all updates of the finished run in `trainer.output` again. Changes nothing in it.
+def replay(run: TrainingRun, on_step: Callable[[str, int], None] = lambda phase, step: None) -> ReplayResult:
+    """Compute all updates of the finished run in `run.output` again. Changes nothing in it.
 
-    `trainer` is made as for training, with the run's own configuration. The numbers are the same bit for bit
+    `run` is made as for training, with the run's own configuration. The numbers are the same bit for bit
     on the machine and number of threads of the training; elsewhere the last digits may differ. `on_step`
     hears of each (phase, step) once it is computed, in the thread that computes. A run of several ranks is
     replayed by as many: raises ConfigError for another number.
     """
-    if service_kind(trainer.config.backend) is not None:
+    if service_kind(run.config.backend) is not None:
         raise ConfigError(
-            f"`backend` is {trainer.config.backend!r}: a service made the updates of {trainer.output}, "
+            f"`backend` is {run.config.backend!r}: a service made the updates of {run.output}, "
             "and nobody can have repeat them bit for bit."
         )
-    directory = RunDirectory.read(trainer.output)
-    trainer.require_same_config(directory)
+    directory = RunDirectory.read(run.output)
+    run.require_same_config(directory)
     if (summary := directory.summary()) is None:
         raise ConfigError(f"{directory.path} has not finished; let it end before you replay it.")
     _require_ranks(directory)
-    num_steps = summary.get("ended_early_after", trainer.config.steps)
-    with open_ranks(trainer.config.distributed, trainer.config.model.device) as trainer.ranks:
-        return _replay(trainer, directory, num_steps, on_step)
+    num_steps = summary.get("ended_early_after", run.config.steps)
+    with open_ranks(run.config.distributed, run.config.model.device) as run.ranks:
+        return _replay(run, directory, num_steps, on_step)
 
 
 def _require_ranks(directory: RunDirectory) -> None:
@@ -93,10 +91,10 @@ def _require_ranks(directory: RunDirectory) -> None:
 
 
 def _replay(
-    trainer: AgentTrainer, directory: RunDirectory, num_steps: int, on_step: Callable[[str, int], None]
+    run: TrainingRun, directory: RunDirectory, num_steps: int, on_step: Callable[[str, int], None]
 ) -> ReplayResult:
-    models = load_initial_models(trainer.config, directory.path, trainer.ranks)
-    learner = trainer.make_learner(models)
+    models = load_initial_models(run.config, directory.path, run.ranks)
+    learner = run.make_learner(models)
     recorded_lines = {(line["phase"], line["step"]): line for line in read_metrics(directory.metrics_path)}
     # In a thread of its own, as in training: how torch shares out its work may depend on the thread.
     with (
@@ -105,13 +103,13 @@ def _replay(
     ):
         # A run from Python need not have played the world that its configuration names; only demonstrations
         # are made of tasks here, all else of episodes.
-        if trainer.config.warm_start.steps and other_tasks(store, {"training": trainer.tasks.train}):
+        if run.config.warm_start.steps and other_tasks(store, {"training": run.tasks.train}):
             raise ConfigError(
                 f"{directory.path} imitated an expert on other tasks than it would be replayed with, as "
-                "a run that was started from Python may have. Give the trainer that made it to "
+                "a run that was started from Python may have. Give the `run` of the trainer that made it to "
                 "`rllm.trainer.replay.replay`, or its data sets as they were."
             )
-        thread.submit(trainer.ranks.enter_thread)
+        thread.submit(run.ranks.enter_thread)
         replayed_lines = thread.submit(_updates, learner, store, num_steps, on_step).result()
     differences = [
         ReplayDifference(
@@ -126,11 +124,11 @@ def _replay(
         if not name.endswith("_s")  # seconds are not repeatable
     ]
     return ReplayResult(
-        num_warm_steps=trainer.config.warm_start.steps,
+        num_warm_steps=run.config.warm_start.steps,
         num_train_steps=num_steps,
         num_compared=len(differences),
         differences=[each for each in differences if each.recorded != each.replayed],
-        recorded_sha256=combined_sha256(load_saved_models(trainer.config, directory.path)),
+        recorded_sha256=combined_sha256(load_saved_models(run.config, directory.path)),
         replayed_sha256=combined_sha256(models),
     )
 

@@ -14,8 +14,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from rllm.algorithms.curriculum import Curriculum
 from rllm.config.schema import TrainConfig
-from rllm.data.curriculum import Curriculum
 from rllm.engine.attempts import EpisodeEngine
 from rllm.trainer.judging import needs_greedy, tasks_solved_first, tasks_with_signal
 from rllm.trainer.learning import Learner

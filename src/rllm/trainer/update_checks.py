@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from rllm.algorithms.checks import Check, CheckVerdict, fail_check, pass_check
+from rllm.algorithms.task_sampler import TaskSampler
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
-from rllm.data.sampler import TaskSampler
 from rllm.models.builtin import create_model
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import LoadedModel, load_model

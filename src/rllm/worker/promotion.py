@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rllm.contracts.contract import Contract
-from rllm.data.jsonl import read_jsonl_lines
 from rllm.errors import ConfigError
 from rllm.eval.statistics import mcnemar, newcombe_interval
+from rllm.files.jsonl import read_jsonl_lines
 from rllm.worker.host import WorkerHost
 from rllm.worker.response import WorkerResponse
 

@@ -7,16 +7,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.contracts.contract import Contract
 from rllm.distributed import rank_from_environment
 from rllm.engine.agent_workflow import AgentWorkflowEngine
 from rllm.errors import ConfigError
 from rllm.inference.rollout_engine import RoleSettings
-from rllm.trainer.programs import require_no_effect
+from rllm.rendering.chat import ChatRenderer
 from rllm.types.names import object_named
 from rllm.workflows.workers import OpenWorkers, opened_workers, worker_contracts
 from rllm.workflows.workflow import Workflow
@@ -31,33 +30,6 @@ WORKFLOW_DEFAULTS: dict[str, Any] = {
 once, so without lockstep no batch of the engine is ever quite the same: what the trainer says of the tokens
 is."""
 
-_NOT_FOR_WORKFLOWS = {
-    "rollout.max_turns": "a workflow decides itself how often it asks the model",
-    "algorithm.gamma": "no advantage is discounted; set `algorithm.credit`",
-    "task.environment_args": "a workflow gets its tasks as they are",
-    "task.train_args": "a workflow gets its tasks as they are",
-    "task.agent_args": "a workflow gets `workflow_args`",
-    "task.num_train_tasks": "a workflow's tasks are those of `train_dataset`",
-    "evaluation.split": "a workflow's held-out tasks are those of `val_dataset`",
-}
-
-
-def require_workflow_config(
-    config: TrainConfig,
-    workflow_class: Any,
-    agent_args: Mapping[str, Any] | None,
-    env_args: Mapping[str, Any] | None,
-) -> None:
-    """Raises ConfigError for what is no workflow, and for a key that a run of one would ignore."""
-    if not (isinstance(workflow_class, type) and issubclass(workflow_class, Workflow)):
-        raise ConfigError(
-            f"`workflow_class` is {workflow_class!r}; it must be a subclass of rllm.workflows.Workflow."
-        )
-    require_no_effect(config, _NOT_FOR_WORKFLOWS)
-    for name, arguments in (("agent_args", agent_args), ("env_args", env_args)):
-        if arguments:
-            raise ConfigError(f"`{name}` is given, but `workflow_class` takes `workflow_args`.")
-
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class WorkflowPlayer:
@@ -69,6 +41,10 @@ class WorkflowPlayer:
     """Opens the workers of the workflow that have a model or program of their own."""
     contracts: Mapping[str, Contract] = field(default_factory=dict[str, Contract])
     """The contracts of its workers, by name; see `contracts_of`."""
+    kind: ClassVar[Literal["workflow"]] = "workflow"
+
+    async def require_prompt_fits(self, config: TrainConfig, task: Any, renderer: ChatRenderer) -> None:
+        """The prompts of a workflow are known once it runs."""
 
     @asynccontextmanager
     async def open_engine(
@@ -101,6 +77,25 @@ class WorkflowPlayer:
             )
 
 
+def workflow_player(
+    workflow_class: Any,
+    workflow_args: Mapping[str, Any] | None = None,
+    open_workers: OpenWorkers | None = None,
+) -> WorkflowPlayer:
+    """The player of a workflow, with the contracts of its workers. Raises ConfigError for what is no
+    workflow."""
+    if not (isinstance(workflow_class, type) and issubclass(workflow_class, Workflow)):
+        raise ConfigError(
+            f"`workflow_class` is {workflow_class!r}; it must be a subclass of rllm.workflows.Workflow."
+        )
+    return WorkflowPlayer(
+        workflow_class=workflow_class,
+        workflow_args=dict(workflow_args or {}),
+        open_workers=open_workers,
+        contracts=contracts_of(workflow_class),
+    )
+
+
 def contracts_of(workflow_class: type[Workflow]) -> dict[str, Contract]:
     """The contracts of its workers, by name. The files that do their work are imported, so that they are
     there wherever the class is: on nodes of a cluster that have no files of the driver's."""
@@ -124,16 +119,3 @@ def _role_settings(config: TrainConfig) -> dict[str, RoleSettings]:
             history=role.history,
         )
     return settings
-
-
-def with_estimators(config: TrainConfig, estimators: Mapping[str, str]) -> TrainConfig:
-    """`config` with an advantage estimator for each of these roles. Raises ConfigError for one that has
-    another already."""
-    for role, estimator in estimators.items():
-        estimator_name = config.role(role).estimator
-        if estimator_name not in ("", estimator):
-            raise ConfigError(
-                f"`roles.{role}.estimator` is {estimator_name!r}, but `traj_group_adv_estimator_map` says "
-                f"{estimator!r}; give one of them."
-            )
-    return load_config(config, (f"roles.{role}.estimator={name}" for role, name in estimators.items()))

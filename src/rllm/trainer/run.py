@@ -1,32 +1,26 @@
-"""`AgentTrainer`: an agent, tasks and a configuration in, a run directory with a better model out.
+"""`TrainingRun`: who plays, which tasks and a configuration in, a run directory with a better model out.
 
-    AgentTrainer(config, agent_class, env_class, train_dataset, val_dataset).train() ──► TrainResult
-    AgentTrainer(config, agent_flow, evaluator, train_dataset, val_dataset).train()  ──► TrainResult
-    AgentTrainer(config, workflow_class, train_dataset, val_dataset).train()         ──► TrainResult
+    build_run(config) ──► TrainingRun.train ──► rllm.trainer.loop.train ──► TrainResult
 
-It checks everything that can be checked, takes the run directory, goes back to its last checkpoint, and hands
-the parts to `rllm.trainer.loop.train`.
+It takes the run directory, goes back to its last checkpoint, opens models, engine and trackers, and hands
+them to the loop.
 """
 
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rllm.agents.base import BaseAgent
-from rllm.agents.conversation import ConversationAgent
-from rllm.config.loader import config_dict, load_config
+from rllm.algorithms.curriculum import Curriculum
+from rllm.algorithms.task_sampler import TaskSampler
+from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
-from rllm.data.curriculum import Curriculum
-from rllm.data.sampler import TaskSampler
 from rllm.distributed import ALONE, RankGroup, open_ranks
 from rllm.engine.event_loop import run
-from rllm.engine.traced import Program
-from rllm.environments.base import BaseEnv
-from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.eval.task_facts import TaskFacts
 from rllm.files.atomic import require_free_space
@@ -37,30 +31,9 @@ from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.tracking.sinks import SinkRun, open_sinks, require_sinks
-from rllm.trainer.agents import player_of
-from rllm.trainer.backends.named import (
-    backend_kind,
-    chosen_backend,
-    published_backend,
-    published_output,
-    with_backend,
-)
-from rllm.trainer.cluster import (
-    ClusterEngine,
-    EpisodePlayer,
-    PolicyScorer,
-    episode_engine,
-    require_cluster,
-)
+from rllm.trainer.cluster import ClusterEngine, EpisodePlayer, PolicyScorer, episode_engine
 from rllm.trainer.distribution import require_distributed
 from rllm.trainer.extras import require_training_packages
-from rllm.trainer.programs import (
-    PROGRAM_DEFAULTS,
-    ProgramPlayer,
-    require_no_budget,
-    require_one_policy,
-    require_program_config,
-)
 from rllm.trainer.result import TrainResult
 from rllm.trainer.resuming import (
     go_back_to,
@@ -69,30 +42,12 @@ from rllm.trainer.resuming import (
     require_same_tasks,
     settle_muon_dtype,
 )
-from rllm.trainer.run_tasks import as_sequence, run_tasks
-from rllm.trainer.warm_start import (
-    Demonstrate,
-    DemonstrateRoles,
-    demonstration_samples,
-    require_answers_fit,
-    role_demonstration_samples,
-)
-from rllm.trainer.workflows import (
-    WORKFLOW_DEFAULTS,
-    WorkflowPlayer,
-    contracts_of,
-    require_workflow_config,
-    with_estimators,
-)
-from rllm.types.callables import name_of, without_arguments
-from rllm.types.task import Task, tasks_of
-from rllm.workflows.workers import OpenWorkers
-from rllm.workflows.workflow import Workflow
 
 if TYPE_CHECKING:
     from rllm.engine.attempts import EpisodeEngine
     from rllm.models.directory import LoadedModel
     from rllm.trainer.checkpoint import RunState
+    from rllm.trainer.imitation import PlayExpert
     from rllm.trainer.learning import Demonstrations, Learner
     from rllm.trainer.machine import RunMachine
     from rllm.trainer.memory_plan import MemoryPlan
@@ -103,132 +58,73 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NUM_WAITING_EXPERTS = 8
-"""Experts that wait for another process and demonstrate at the same time."""
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Expert:
+    """The expert that a warm start imitates."""
+
+    demonstrations: "Callable[[Policies, RankGroup], Demonstrations]"
+    """The rows that the policies of a run learn from; each of the ranks makes its share."""
+    play: "PlayExpert | None" = None
+    """Where it can be played in the environment of the run."""
 
 
-@without_arguments(
-    agent_run_func="write it as `def solve(task, config)` and give that as `agent_flow`; its reward is the "
-    "`evaluator`'s to say",
-    hooks="what they judge with is `evaluator`",
-    sandbox_backend="a benchmark's own `sandbox` says where programs run (docs/sandbox.md)",
-    sandbox_concurrency="`rollout.num_parallel` is how many episodes are played at a time",
-    store="give it to the workflow, in `workflow_args`",
-    traj_grouping_hook="trajectories of one task are compared by their `name`",
-)
-class AgentTrainer:
-    """Trains a model to act as `agent_class` in `env_class`, or inside the program `agent_flow`, or one or
-    several models to play the roles of `workflow_class`.
+class RunTasks(Protocol):
+    """The tasks that are trained on and those that are measured on."""
+
+    @property
+    def train(self) -> Sequence[Any]: ...
+    @property
+    def heldout(self) -> Sequence[Any]:
+        """Reported before and after."""
+        ...
+
+    @property
+    def validation(self) -> Sequence[Any]:
+        """Evaluated while training. It may be tuned on, so none of it is reported."""
+        ...
+
+    def facts(self) -> TaskFacts:
+        """Facts of the reported tasks. Warns of those that are trained on as well."""
+        ...
+
+    def validation_facts(self) -> TaskFacts: ...
+
+
+class TrainingRun:
+    """A run from its start, or its last checkpoint, to its end.
 
     Raises ConfigError before any work for what cannot be honoured.
     """
 
     def __init__(
         self,
-        config: TrainConfig | Mapping[str, Any] | str | Path | Iterable[str] | None = None,
-        train_dataset: Sequence[Task | dict[str, Any]] = (),
-        val_dataset: Sequence[Task | dict[str, Any]] | None = None,
-        backend: str = "",
+        config: TrainConfig,
+        player: EpisodePlayer,
+        tasks: RunTasks,
         *,
-        agent_class: type[BaseAgent] | None = None,
-        env_class: type[BaseEnv] | None = None,
-        agent_args: Mapping[str, Any] | None = None,
-        env_args: Mapping[str, Any] | None = None,
-        agent_flow: Any = None,
-        evaluator: Any = None,
-        workflow_class: type[Workflow] | None = None,
-        workflow_args: Mapping[str, Any] | None = None,
-        open_workers: OpenWorkers | None = None,
-        traj_group_adv_estimator_map: Mapping[str, str] | None = None,
-        validation_dataset: Sequence[Task | dict[str, Any]] | None = None,
-        demonstrate: Demonstrate | DemonstrateRoles | None = None,
-        world: World | None = None,
-        output: str | Path | None = None,
+        expert: Expert | None = None,
+        output: Path,
         tracker: Tracker | None = None,
     ) -> None:
-        """
-        `backend`: as the key of that name, which it is where empty; `config` may be in its own keys then.
-        `train_dataset`: tasks as dicts of environment arguments, each with a `task_id`; for a program, Tasks
-        or dicts with an id and an instruction. `agent_flow`: a program, and `evaluator` what judges it: made
-        by the decorators, plain functions, objects, or names such as `file.py:solve`. `workflow_class`: made
-        anew for each attempt with `workflow_args`; `open_workers` (`rllm.worker.step_host.open_workers`)
-        runs the workers that it calls and that have a model or program of their own.
-        `traj_group_adv_estimator_map`: role -> advantage estimator, as `roles.ROLE.estimator`.
-        `val_dataset`: held-out tasks, reported before and after; the training tasks where None.
-        `validation_dataset`: evaluated while training, every `evaluation.every_steps`; what `val_dataset`
-        has beyond `evaluation.num_tasks` where None. `demonstrate`: the expert of the warm start; for a
-        workflow, of all its roles. `world`: what knows which tasks are one instance, and what simple
-        policies come to; without one, tasks that are the same but for their names. `output`: the run
-        directory, `runs/latest` where None, or named by the project and experiment of a published
-        configuration; a run that is already there goes on. `tracker`: where numbers go as well as to
-        `metrics.jsonl` and the screen.
-        """
-        on_cluster = list[str]()
-        _require_one_way(
-            agent_class=agent_class,
-            env_class=env_class,
-            agent_flow=agent_flow,
-            evaluator=evaluator,
-            workflow_class=workflow_class,
-        )
-        if backend == "ray":  # the published name of a run whose episodes are played on a cluster
-            backend, on_cluster = "", ['cluster.kind="ray"']
-        self.output = published_output(config) if output is None else Path(output)
-        backend = backend or published_backend(config)
-        if backend and (kind := backend_kind(backend)):
-            config = kind.translated(config, len(train_dataset))
-        backend = chosen_backend(backend)
+        """`output`: the run directory; a run that is already there goes on. `tracker`: where numbers go as
+        well as to `metrics.jsonl` and the screen."""
+        self.config, self.player, self.tasks, self.expert = config, player, tasks, expert
+        self.output = output
         self.ranks: RankGroup = ALONE
         """The processes of a run, while it works."""
-        self.program: Program | None = None
-        if workflow_args and workflow_class is None:
-            raise ConfigError("`workflow_args` is given, but no `workflow_class` that takes it.")
-        self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
-        self.open_workers = open_workers
-        to_tasks: Callable[..., Sequence[Any]] = as_sequence
-        if agent_flow is not None:
-            self.program = Program.of(agent_flow, evaluator)
-            name = self.program.flow.name
-            task_names = {"task": {"environment": name, "agent": name}}
-            self.config = load_config(config, base={**PROGRAM_DEFAULTS, **task_names})
-            require_program_config(self.config, agent_args, env_args)
-            to_tasks = tasks_of
-        elif workflow_class is not None:
-            task_names = {"task": {"environment": name_of(workflow_class), "agent": name_of(workflow_class)}}
-            self.config = load_config(config, base={**WORKFLOW_DEFAULTS, **task_names})
-            require_workflow_config(self.config, workflow_class, agent_args, env_args)
-            require_no_budget(self.config, "workflow_class")
-        else:
-            self.config = load_config(config)
-            require_one_policy(self.config, "agent_class")
-            require_no_budget(self.config, "agent_class")
-            if self.config.rollout.max_tokens_per_turn == 0:
-                raise ConfigError(
-                    "`rollout.max_tokens_per_turn` is 0; an agent needs at least 1 to answer with."
-                )
-        self.config = load_config(self.config, on_cluster)
-        self.config = with_backend(self.config, backend, plays_agent=agent_class is not None)
-        require_cluster(self.config)
-        self.config = with_estimators(self.config, traj_group_adv_estimator_map or {})
-        self.player = player_of(agent_class, env_class, agent_args, env_args)
-        heldout, validation = (
-            None if dataset is None else to_tasks(dataset) for dataset in (val_dataset, validation_dataset)
-        )
-        self.tasks = run_tasks(self.config, to_tasks(train_dataset), heldout, validation, world)
-        self.demonstrate: Any = demonstrate
-        """DemonstrateRoles for a workflow, otherwise Demonstrate."""
         require_tracker(tracker)
-        require_sinks(self.config.tracking.sinks)
+        require_sinks(config.tracking.sinks)
         self.tracker = tracker
         """Looks on beside the screen; may be set until `train`."""
         self.teacher: Teacher | None = None
         """The model that `distill.teacher` names, once a run has loaded it."""
-        if self.config.warm_start.steps and demonstrate is None and not self.config.distill.teacher:
+        if config.warm_start.steps and expert is None and not config.distill.teacher:
             raise ConfigError(
-                f"`warm_start.steps` is {self.config.warm_start.steps} but there is no expert to imitate; "
+                f"`warm_start.steps` is {config.warm_start.steps} but there is no expert to imitate; "
                 "set it to 0, or give `demonstrate`."
             )
-        if not self.tasks.train:
+        if not tasks.train:
             raise ConfigError("`train_dataset` is empty; give at least one task.")
 
     def train(self) -> TrainResult:
@@ -272,7 +168,7 @@ class AgentTrainer:
         what the configuration wants them to."""
         self.config.distributed.require_ranks(num_ranks)
         if num_ranks > 1:
-            require_distributed(self.config, num_ranks, is_program=self.program is not None)
+            require_distributed(self.config, num_ranks, is_program=self.player.kind == "program")
 
     def draw_curve(self, directory: RunDirectory, summary: dict[str, Any]) -> None:
         """The picture of a finished run."""
@@ -315,7 +211,7 @@ class AgentTrainer:
         return process_plan(
             self.config,
             num_ranks=num_ranks,
-            is_program=self.program is not None,
+            is_program=self.player.kind == "program",
             is_of_torchrun=is_of_torchrun,
         )
 
@@ -359,31 +255,17 @@ class AgentTrainer:
                 clients[name] = await open_until_done.enter_async_context(
                     open_client(config, name, model, directory.path)
                 )
-            if self.player is not None:  # what a program will ask is known only once it runs
-                renderer = next(iter(clients.values())).renderer
-                await self.player.require_prompt_fits(config, self.tasks.train[0], renderer)
+            renderer = next(iter(clients.values())).renderer
+            await self.player.require_prompt_fits(config, self.tasks.train[0], renderer)
             # Written once all checks have passed: what was refused can be mended and started again in the
             # same directory.
             if ranks.is_writer and not directory.config():
                 directory.write_config(config_dict(config))
-            player, encodings = self._episode_player(), EncodedEpisodes()
+            encodings = EncodedEpisodes()
             engine, cluster = await open_until_done.enter_async_context(
-                episode_engine(config, player, models, clients, directory.path, ranks, encodings)
+                episode_engine(config, self.player, models, clients, directory.path, ranks, encodings)
             )
             return await self._train(directory, models, clients, engine, cluster, encodings)
-
-    def _episode_player(self) -> EpisodePlayer:
-        if self.workflow_class is not None:
-            return WorkflowPlayer(
-                workflow_class=self.workflow_class,
-                workflow_args=self.workflow_args,
-                open_workers=self.open_workers,
-                contracts=contracts_of(self.workflow_class),
-            )
-        if self.program is not None:
-            return ProgramPlayer(program=self.program)
-        assert self.player is not None, "it is one of the three"
-        return self.player
 
     async def _train(
         self,
@@ -395,8 +277,7 @@ class AgentTrainer:
         encodings: EncodedEpisodes,
     ) -> dict[str, Any]:
         from rllm.trainer.checkpoint import RunState, load_latest
-        from rllm.trainer.imitation import expert_player
-        from rllm.trainer.loop import TrainingRun, train
+        from rllm.trainer.loop import RunParts, train
         from rllm.trainer.record import RunRecord
         from rllm.trainer.reference import load_references
         from rllm.trainer.samplers import require_same_model
@@ -426,7 +307,7 @@ class AgentTrainer:
             machine = self._machine(directory, learner.policies, state.warm_steps + state.steps)
             if machine is not None:
                 tracker.note(machine.line())
-            run = TrainingRun(
+            parts = RunParts(
                 learner=learner,
                 record=record,
                 tracker=tracker,
@@ -437,23 +318,21 @@ class AgentTrainer:
                 machine=machine,
                 num_ranks=ranks.size,
                 cluster=cluster,
-                play_expert=expert_player(self.config, self.demonstrate, self.player)
-                if self.player is not None and self.demonstrate is not None
-                else None,
+                play_expert=self.expert and self.expert.play,
                 heldout_tasks=self.tasks.heldout,
-                facts=await asyncio.to_thread(self.task_facts),
+                facts=await asyncio.to_thread(self.tasks.facts),
                 validation_tasks=self.tasks.validation,
                 validation_facts=self.tasks.validation_facts(),
                 curriculum=self._curriculum(learner.tasks, state),
                 state=state,
             )
-            run.learner_thread.submit(ranks.enter_thread)
+            parts.learner_thread.submit(ranks.enter_thread)
             with _frozen_heap():
                 try:
-                    return await train(run)
+                    return await train(parts)
                 finally:
                     tracker.close()
-                    run.learner_thread.shutdown()
+                    parts.learner_thread.shutdown()
 
     def _machine(self, directory: RunDirectory, policies: "Policies", from_step: int) -> "RunMachine | None":
         """The machine and kernels of the run, from its record or measured now."""
@@ -472,13 +351,6 @@ class AgentTrainer:
         run = SinkRun(name=directory.name, directory=directory.path, config=directory.config())
         sinks = open_sinks(self.config.tracking.sinks, run)
         return Trackers([JsonlTracker(directory.metrics_path), self.as_shown(view), *sinks])
-
-    def task_facts(self) -> TaskFacts:
-        """Facts of the reported tasks. Simple policies are paid by the world, so they are compared with
-        nobody whom another judge pays.
-        """
-        pays = self.player is not None and "reward_fn" not in self.player.env_args
-        return self.tasks.facts(with_baselines=pays)
 
     def _curriculum(self, tasks: TaskSampler[Any], state: "RunState") -> Curriculum[Any]:
         settings = self.config.curriculum
@@ -514,39 +386,7 @@ class AgentTrainer:
             critics=critics,
             teacher=teacher,
             tasks=TaskSampler(self.tasks.train, seed=self.config.seed, purpose="tasks"),
-            demonstrations=self._demonstrations(policies),
-        )
-
-    def _demonstrations(self, policies: "Policies") -> "Demonstrations | None":
-        """The expert as what the warm start learns from."""
-        demonstrate, noise = self.demonstrate, self.config.warm_start.noise
-        if demonstrate is None:
-            return None
-        # Rows with images come with bytes that each process keeps for itself, so each makes all of them.
-        ranks = ALONE if any(each.renderer.tokenizer.images for each in policies.values()) else self.ranks
-        if self.workflow_class is not None:
-            return lambda tasks, key: require_answers_fit(
-                role_demonstration_samples(
-                    tasks, demonstrate, policies.voice_of, noise=noise, key=key, ranks=ranks
-                ),
-                self.config.max_tokens_of,
-            )
-        (policy,) = policies.values()
-        make_agent = self.player.make_agent if self.player is not None else ConversationAgent
-        world = self.tasks.world
-        return lambda tasks, key: require_answers_fit(
-            demonstration_samples(
-                tasks,
-                demonstrate,
-                make_agent,
-                policy.renderer,
-                policy.end_token_id,
-                noise=noise,
-                key=key,
-                num_experts=NUM_WAITING_EXPERTS if world is not None and world.expert_waits else 1,
-                ranks=ranks,
-            ),
-            self.config.max_tokens_of,
+            demonstrations=self.expert and self.expert.demonstrations(policies, ranks),
         )
 
 
@@ -563,14 +403,3 @@ def _frozen_heap() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def _require_one_way(**by_way: Any) -> None:
-    """Raises ConfigError unless what is trained is given in exactly one form."""
-    ways = (("agent_class", "env_class"), ("agent_flow", "evaluator"), ("workflow_class",))
-    names = tuple(name for name, value in by_way.items() if value is not None)
-    if names not in ways:
-        raise ConfigError(
-            f"Given {', '.join(names) or 'neither agent, program nor workflow'}; give either `agent_class` "
-            "and `env_class`, or `agent_flow` and `evaluator`, or `workflow_class`."
-        )

@@ -39,15 +39,6 @@ DEMONSTRATED = 0
 update."""
 
 
-def answer_end(renderer: ChatRenderer, end_token_ids: Sequence[int]) -> int:
-    """The token that ends a demonstrated answer.
-
-    A model may have several end tokens; the one its chat template writes behind an answer is to be learned.
-    """
-    after_answer = renderer.continuation([], [{"role": "user", "content": "x"}])
-    return after_answer[0] if after_answer[:1] and after_answer[0] in end_token_ids else end_token_ids[0]
-
-
 def demonstration_samples(
     tasks: Sequence[Task | Mapping[str, Any]],
     demonstrate: Demonstrate,

@@ -17,7 +17,7 @@ from typing import Any, Generic
 
 import numpy as np
 
-from rllm.data.sampler import AnyTask, TaskSampler
+from rllm.algorithms.task_sampler import AnyTask, TaskSampler
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Episode, Outcome
 from rllm.types.task import task_id_of

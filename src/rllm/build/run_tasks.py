@@ -1,6 +1,6 @@
 """The tasks of a run, each with what all of them share, and what is known of those that are reported.
 
-train, val and validation dataset ──► run_tasks ──► RunTasks ──► facts: instances, kinds, simple policies,
+train, val and validation dataset ──► run_tasks ──► WorldTasks ──► facts: instances, kinds, simple policies,
                                                                         how many are trained on as well
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rllm.algorithms.task_sampler import TaskSampler
 from rllm.config.schema import TrainConfig
-from rllm.data.sampler import TaskSampler
 from rllm.data.task_arguments import argument_mixtures, with_defaults
 from rllm.environments.world import World, task_content
 from rllm.errors import ConfigError
@@ -29,8 +29,8 @@ _NAMED = 5
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class RunTasks:
-    """The tasks that are trained on and those that are measured on."""
+class WorldTasks:
+    """The tasks of a run, and the world that they are of; see `rllm.trainer.run.RunTasks`."""
 
     config: TrainConfig
     world: World | None
@@ -39,12 +39,13 @@ class RunTasks:
     """Reported before and after."""
     validation: Sequence[Any]
     """Evaluated while training. It may be tuned on, so none of it is reported."""
+    pays: bool = False
+    """Whether the world pays for the tasks. Simple policies are paid by it, so they are compared with nobody
+    whom another judge pays."""
 
-    def facts(self, *, with_baselines: bool) -> TaskFacts:
-        """Facts of the reported tasks; `with_baselines` where the world pays for them. Warns of those that
-        are trained on as well.
-        """
-        facts = task_facts(self.heldout, self.world, with_baselines=with_baselines)
+    def facts(self) -> TaskFacts:
+        """Facts of the reported tasks. Warns of those that are trained on as well."""
+        facts = task_facts(self.heldout, self.world, with_baselines=self.pays)
         count = self._num_compared()
         order = TaskSampler(self.train, seed=self.config.seed, purpose="tasks")
         overlap = also_in(facts, order.batch(0, count), self.world)
@@ -86,7 +87,9 @@ def run_tasks(
     heldout: Sequence[Any] | None,
     validation: Sequence[Any] | None,
     world: World | None,
-) -> RunTasks:
+    *,
+    pays: bool = False,
+) -> WorldTasks:
     """The tasks of a run. Reported is `heldout`, or the training tasks where there is none; evaluated between
     is `validation`, or the part of `heldout` beyond `evaluation.num_tasks`.
 
@@ -108,7 +111,9 @@ def run_tasks(
         : evaluation.every_num_tasks
     ]
     _require_validation(config, validation_only, len(validation_tasks))
-    return RunTasks(config=config, world=world, train=train, heldout=report_tasks, validation=validation_only)
+    return WorldTasks(
+        config=config, world=world, train=train, heldout=report_tasks, validation=validation_only, pays=pays
+    )
 
 
 def as_sequence(tasks: Iterable[Any]) -> Sequence[Any]:

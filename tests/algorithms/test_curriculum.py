@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.data.curriculum import Curriculum
-from rllm.data.sampler import TaskSampler
+from rllm.algorithms.curriculum import Curriculum
+from rllm.algorithms.task_sampler import TaskSampler
 from rllm.types.episode import Episode, Outcome
 
 TASKS = [{"task_id": f"t{number}"} for number in range(40)]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.data.sampler import TaskSampler
+from rllm.algorithms.task_sampler import TaskSampler
 from rllm.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""Training of agents in environments: who plays the episodes, and what an expert's play teaches.
+"""Training of agents in environments: who plays the episodes.
 
 AgentExecutionEngine ──► agent ⇄ environment ──► LocalClient (the weights that are trained)
 """
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from rllm.agents.base import BaseAgent
 from rllm.config.schema import TrainConfig
@@ -20,7 +20,7 @@ from rllm.rendering.chat import ChatRenderer
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Player:
+class AgentPlayer:
     """An agent and the environment that it acts in, with what each attempt makes them with."""
 
     agent_class: type[BaseAgent]
@@ -28,6 +28,7 @@ class Player:
     agent_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     env_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """They win over what a task says."""
+    kind: ClassVar[Literal["agent"]] = "agent"
 
     def make_agent(self) -> BaseAgent:
         return self.agent_class(**self.agent_args)
@@ -87,20 +88,3 @@ class Player:
                 f"answer take {num_needed} tokens; set it to {num_needed} times the expected turns, or "
                 "shorten the prompt."
             )
-
-
-def player_of(
-    agent_class: type[BaseAgent] | None,
-    env_class: type[BaseEnv] | None,
-    agent_args: Mapping[str, Any] | None,
-    env_args: Mapping[str, Any] | None,
-) -> Player | None:
-    """The player, where an agent acts; None for programs and workflows."""
-    if agent_class is None or env_class is None:
-        return None
-    return Player(
-        agent_class=agent_class,
-        env_class=env_class,
-        agent_args=dict(agent_args or {}),
-        env_args=dict(env_args or {}),
-    )
