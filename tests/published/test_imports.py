@@ -196,3 +196,17 @@ def test_an_engine_that_only_a_run_makes_says_so(name: str) -> None:
     assert callable(engine)
     with pytest.raises(ConfigError, match="AgentTrainer"):
         engine(config=None)
+
+
+def test_trainers_are_importable_from_their_published_places_and_nothing_is_said_of_it() -> None:
+    program = """
+from rllm.trainer import *
+from rllm import AgentTrainer as of_the_package
+from rllm.trainer.agent_trainer import AgentTrainer as of_the_file
+from rllm.trainer.distill import AgentDistillTrainer as of_the_other_file
+import rllm.trainer
+assert AgentTrainer is of_the_package is of_the_file
+assert AgentDistillTrainer is of_the_other_file
+assert {"AgentTrainer", "AgentDistillTrainer", "AgentSFTTrainer"} <= {*dir(rllm.trainer)}
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
