@@ -197,6 +197,7 @@ class KVCache:
         first, limit = 0, FIRST_SHELF
         while first < len(rooms):
             end = bisect_left(rooms, min(limit, rooms[-1])) + 1
+            # A shelf never has more than `num_slots` slots, so the indices of two shelves do not meet.
             shelf = Shelf(
                 (num_layers, num_kv_heads, head_dim),
                 rooms[first:end],
@@ -251,12 +252,14 @@ class KVCache:
         ready = [slot for slot in free if _is_prefix(slot.ids, prompt_ids, limit)]
         if ready:
             return self._take(max(ready, key=lambda slot: len(slot.ids)))
+        # What free slots hold may be gone on from, so new slots come first, as long as there can be more.
         is_full = sum(len(each.slots) for each in self.shelves) >= self.num_slots
         if all(slot.ids for slot in free) and not (is_full and free):
             if not self._extend(shelf, shelf.room_for(length)) and not free:
                 return self.allocate(length)
             free = [shelf.slots[row] for row in shelf.free_rows]
         donor, _ = self._longest_match(_block_hashes(prompt_ids, limit), asking=None)
+        # `begin` copies from the donor, so it is not the slot to be written over.
         spare = [slot for slot in free if slot is not donor] or free
         return self._take(min(spare, key=lambda slot: (slot.release_number if slot.ids else 0, slot.row)))
 
@@ -308,6 +311,7 @@ class KVCache:
         """Have a shelf with room for `length` tokens in each slot, and with `row` one that is free."""
         if self._has_room(shelf, length, row=row):
             return True
+        # Not before: what free slots hold may be gone on from, as long as nobody needs their room.
         self._drop_ends()
         return self._has_room(shelf, length, row=row)
 
@@ -326,6 +330,7 @@ class KVCache:
         room = self.max_tokens - (self.num_tokens - shelf.num_tokens)
         if num_slots * capacity > room:
             return False
+        # Every `resize` copies the whole shelf.
         if more:  # by doubling
             num_slots = max(num_slots, min(2 * len(shelf.slots), self.num_slots, room // capacity))
         shelf.resize(num_slots, capacity)
@@ -347,9 +352,11 @@ class KVCache:
         length = min(shelf.capacity, old_shelf.capacity)
         for new, old in ((shelf.keys, old_shelf.keys), (shelf.values, old_shelf.values)):
             new[:, row, :, :length] = old[:, old_row, :, :length]
+        # The free row may still show the tokens of whoever had it before.
         shelf.bias[row] = float("-inf")
         shelf.bias[row, :, :length] = old_shelf.bias[old_row, :, :length]
         old_shelf.bias[old_row] = float("-inf")
+        # The slot object itself moves, because holders and live rows refer to it.
         old_shelf.slots[old_row] = Slot(old_shelf, old_row)
         insort(old_shelf.free_rows, old_row)
         slot.shelf, slot.row = shelf, row
@@ -426,6 +433,7 @@ class KVCache:
         for target in targets:
             self._forget_blocks(target, 0)
             target.ids = source.ids[:length]
+            # States stand behind the last token that was read: they cannot be cut back to a shorter prefix.
             is_whole = source.states is not None and source.states[1] == length
             target.states = deepcopy(source.states) if is_whole else None
             target.block_hashes = source.block_hashes[: length // BLOCK]
@@ -460,6 +468,7 @@ class KVCache:
         full = len(slot.ids) // BLOCK
         previous = slot.block_hashes[-1] if slot.block_hashes else 0
         for number in range(len(slot.block_hashes), full):
+            # With the hash of the block before in it, one look-up finds a whole prefix and not only a block.
             previous = hash((previous, *slot.ids[number * BLOCK : (number + 1) * BLOCK]))
             slot.block_hashes.append(previous)
             self._slots_of_block.setdefault(previous, []).append(slot)
@@ -539,6 +548,7 @@ def _is_prefix(ids: Sequence[int], prompt_ids: Sequence[int], limit: int) -> boo
 
 def _common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
     end = min(len(a), len(b), limit)
+    # A conversation mostly goes on from all of it, and slices compare far faster than a loop.
     if a[:end] == b[:end]:
         return end
     return next(index for index in range(end) if a[index] != b[index])

@@ -177,6 +177,7 @@ class LocalSession(TokenSession):
         self.client = client
         self.order = order
         self.conversation = Conversation(renderer=client.renderer)
+        # From here on lockstep waits for this session, also while its grammar is compiled.
         self._holder = client.engine.open(one_shot=one_shot)
         self._turn = 0
 
@@ -309,6 +310,7 @@ class _Mailbox:
     def wake(self) -> None:
         if self._wake_up_sent or not self._arrivals:
             return
+        # Before the call: the event loop may run `_empty`, which takes it back, at once.
         self._wake_up_sent = True
         with suppress(RuntimeError):  # the loop was closed: nobody waits any more
             self.loop.call_soon_threadsafe(self._empty)
@@ -316,12 +318,14 @@ class _Mailbox:
     def _empty(self) -> None:
         self._wake_up_sent = False  # first, so that what arrives from here on sends a wake-up of its own
         listening: list[_Reader] = []
+        # What arrives meanwhile is fetched at its own wake-up, so that the event loop gets to others.
         for _ in range(len(self._arrivals)):
             reader, what = self._arrivals.popleft()
             if isinstance(what, TokenPiece):
                 if reader.hear(what):
                     listening.append(reader)
                 continue
+            # The last pieces go first, because nobody hears them once the answer is there.
             reader.tell()
             if not reader.answer.done():
                 # Not the request: it knows its reader, and such a circle, with the state of its grammar,

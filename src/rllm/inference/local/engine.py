@@ -191,11 +191,13 @@ class LocalEngine:
         No step runs meanwhile; rows in flight go on with the new weights.
         """
         with self.between_steps():
+            # Before the version changes: tokens sampled so far belong to the weights that sampled them.
             self._live.collect(self.policy_version)
             if write is not None:
                 write()
             self._reread = True
             self.policy_version = policy_version
+            # Not reached where `write` raises, so the next step refuses weights that were written in part.
             self._published_state = self._weight_state()
             self._cache.forget_everything()
 
@@ -239,6 +241,8 @@ class LocalEngine:
                 self._take_in()
                 only_cancel = self.lockstep and self._outside > 0
             try:
+                # Taken and let go at once: a publisher that waits has its turn, and the next may come during
+                # the step.
                 with self._next_to_step:
                     pass
                 with self._stepping, torch.inference_mode():
@@ -259,6 +263,7 @@ class LocalEngine:
             self._condition.notify()
 
     def _has_work(self) -> bool:
+        # Before the barrier: whoever cancels is answered even while other sessions are busy elsewhere.
         if self._cancels:
             return True
         if self.lockstep and self._outside > 0:
@@ -270,6 +275,7 @@ class LocalEngine:
 
         Runs under the condition.
         """
+        # A request may have been answered since it was cancelled, and its conversation may have asked anew.
         for request in self._cancels:
             if request.holder.request is request:
                 request.finish_reason = FinishReason.CANCELLED
@@ -279,6 +285,7 @@ class LocalEngine:
             heapq.heappush(self._waiting, (request.order, self._arrivals, request))
             self._arrivals += 1
         self._inbox.clear()
+        # A session that was closed during its answer keeps its slot until that answer has left the batch.
         free_holders = [holder for holder in self._releases if holder.request is None]
         self._releases = [holder for holder in self._releases if holder.request is not None]
         for holder in free_holders:
@@ -298,6 +305,7 @@ class LocalEngine:
             self._drop_cancelled()
         if self._reread:
             self._read_contexts()
+        # Rows in flight get their places first, so that new ones only take what is left.
         self._make_room()
         self._new_requests = self._admit()
         self._begin([request for request in self._new_requests if request.score_from is None])
@@ -324,13 +332,17 @@ class LocalEngine:
         live, cache, slot = self._live, self._cache, self._live.requests[0].slot
         context_ids = live.only_context()
         num_read = len(context_ids) - 1
+        # The pass samples one token more than it guesses.
         drafts = lookup_drafts(context_ids, min(self.num_drafts, live.num_left - 1))
         length = num_read + 1 + len(drafts)
+        # A slot stays on its shelf here: moving it changes the index by which its sampled tokens are kept.
         if not drafts or length > slot.shelf.limit or not cache.grow(slot.shelf, length):
             return False
         live.decoding = None
+        # Decoding does not keep `ids` up to date, and a prompt row begins where they end.
         slot.ids = context_ids[:-1]
         logits_N_V = prefill_all(self.model, cache, PromptRow(slot, [context_ids[-1], *drafts]))
+        # The keys of the guesses stay where they are, hidden until a guess is sampled.
         cache.truncate(slot, num_read + 1)
         leaving_requests: list[Request] = []
         for number, draft in enumerate([*drafts, None]):
@@ -374,6 +386,7 @@ class LocalEngine:
         rows: list[PromptRow] = []
         num_tokens = 0
         for request in self._live.requests:
+            # Complete, because `publish` collected; the last token is the one that the coming step reads.
             context = (request.prompt_ids + request.completion_ids)[:-1]
             if rows and num_tokens + len(context) > self.max_prefill_tokens:
                 prefill(self.model, self._cache, rows)
@@ -390,9 +403,11 @@ class LocalEngine:
         live, cache = self._live, self._cache
         if all(length <= shelf.limit and cache.grow(shelf, length) for shelf, length in live.longest()):
             return
+        # Sampled tokens are kept by the index of their slot, which another place changes.
         live.collect(self.policy_version)
         lengths = dict(zip(live.requests, live.lengths(), strict=True))
         for request in sorted(live.requests, key=_age):
+            # `_send_back` may choose this very request, which then has no slot.
             while request.holder.slot is not None and not cache.fit(request.slot, lengths[request]):
                 if cache.has_gaps:
                     cache.close_gaps()
@@ -421,6 +436,7 @@ class LocalEngine:
         while self._waiting and budget > 0:
             entry = heapq.heappop(self._waiting)
             request = entry[2]
+            # No newcomer overtakes one that found no room: short prompts could keep a long one out for ever.
             if request.holder.slot is None and not has_room:
                 later_requests.append(entry)
                 continue
@@ -507,6 +523,7 @@ class LocalEngine:
 
     def _score(self, request: Request) -> None:
         slot, start = request.slot, request.score_from or 0
+        # The token before the first scored one predicts it, so it is read here even where the cache holds it.
         num_known = min(self._cache.begin(slot, request.prompt_ids), start - 1)
         self._cache.truncate(slot, num_known)
         request.logprobs = prefill_scored(
@@ -523,6 +540,7 @@ class LocalEngine:
     def _deliver(self, requests: Sequence[Request]) -> None:
         if not requests:
             return
+        # All count as outside before the first is told: its owner may ask again at once, on another thread.
         now = time.perf_counter()
         with self._condition:
             for request in requests:
@@ -549,6 +567,7 @@ class LocalEngine:
         with self._condition:
             queue = [*(entry[2] for entry in self._waiting), *self._inbox]
             reading = [*self._unread.requests, *self._new_requests]
+            # Those that this step has already delivered are not told a second time.
             pending = [
                 each for each in (*self._live.requests, *reading, *queue) if each.holder.request is each
             ]

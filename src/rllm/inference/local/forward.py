@@ -144,6 +144,7 @@ class _PromptGroup:
         for number, later in enumerate(later_R):
             self._later_R1Q1[number, 0, : len(later), 0] = later
         self._visible: Tensor | None = None
+        # `is_causal` shows query n the keys up to n, which is right where all rows begin at 0.
         if starts_R.any() or self._later_R1Q1.any():
             self._visible = self._mask(self._ago() >= -self._later_R1Q1)
         self._near: dict[int, Tensor] = {}
@@ -175,6 +176,8 @@ class _PromptGroup:
         keys = _rows_of(self._shelf.keys[layer][:, :, : self._span], self._rows)
         values = _rows_of(self._shelf.values[layer][:, :, : self._span], self._rows)
         is_grouped = num_heads != self._shelf.num_kv_heads
+        # Only a last layer without wishes has fewer queries than tokens; see `Attend` in
+        # `rllm.models.decoder`.
         if only_last:
             last = queries.reshape(num_rows, num_heads, 1, head_dim)
             return F.scaled_dot_product_attention(
@@ -217,6 +220,7 @@ class DecodeRows:
                 for alike in _alike(np.ones_like(rooms_P), rooms_P, overhead)
                 for places in _near(part[np.sort(alike)], rows_B, overhead // int(rooms_P[alike].max()))
             ]
+        # `attend` puts the parts of consecutive groups together in this order.
         self._groups.sort(key=lambda group: group.first_place)
         self._shifts_B: Tensor | None = None
         self._are_consecutive = all(isinstance(group.places, slice) for group in self._groups)
@@ -226,6 +230,7 @@ class DecodeRows:
     def write(self) -> Places:
         """Where this step's keys and values go."""
         capacities = [shelf.capacity for shelf in self._shelves]
+        # Indices into the flat view of a layer change with T, and with nothing else that `resize` does.
         if capacities != self._capacities:
             self._capacities = capacities
             positions_B = self.positions_B.cpu().numpy()
@@ -245,6 +250,7 @@ class DecodeRows:
     def advance(self) -> None:
         """Every row has read its token: the next ones go one place further."""
         self.positions_B += 1
+        # The next place of a slot is the next row of the flat view, in every head.
         for _, _, rows in self.write.parts:
             rows += 1
         for group in self._groups:
@@ -297,6 +303,7 @@ class _DecodeGroup:
         heads, (_, num_heads, head_dim) = shelf.num_kv_heads, queries.shape
         span = shelf.room_for(self.longest)
         keys, values, bias = self._in_place(layer, span)
+        # Slots of others get a query of zeros; its result, NaN where a slot is empty, is left out below.
         if self._spread is not None:
             queries = queries.new_zeros(self._num_slots, num_heads, head_dim).index_copy_(
                 0, self._spread, queries
@@ -324,6 +331,7 @@ class _DecodeGroup:
         a small model a chain of views takes as long as a product."""
         shelf = self.shelf
         size, rows, first = shelf.keys.shape[-1], self._num_slots * shelf.num_kv_heads, self._first_slot
+        # `as_strided` counts from the start of the storage, where the contiguous tensors of `resize` begin.
         row = shelf.capacity * size
         at = layer * shelf.keys.stride(0) + first * shelf.num_kv_heads * row
         return (
@@ -416,6 +424,7 @@ def _states(
     grids = model.image_grids
     positions = _join(decoding and decoding.positions(grids), prompts and prompts.positions(grids))
     write = _places(decoding, prompts)
+    # Decoding rows see their own token by the bias, so it is shown before the first layer attends.
     cache.show(write)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, wishes: Wishes = NONE) -> Tensor:
@@ -431,6 +440,7 @@ def _states(
     states = model.hidden(tokens, positions, attend, keep_M)
     if keep_M is not None and prompts and prompts.place_R is not None:
         states = torch.cat((states[:num_decoding], states[num_decoding:][prompts.place_R]))
+    # Not earlier: places and positions of the pass count from what the slots held before it.
     for row in prompts.rows if prompts else ():
         row.slot.ids.extend(row.new_ids)
     return states
@@ -490,6 +500,7 @@ def prefill_scored(
     for states_C_D, targets_C in zip(predicting_M_D.split(chunk), targets_M.split(chunk), strict=True):
         logprobs_C_V = torch.log_softmax(model.logits(states_C_D).float() / temperature, dim=-1)
         is_patch_C = targets_C >= PATCH_IDS_FROM
+        # The id of a patch lies beyond the vocabulary, where nothing can be looked up.
         words_C = targets_C.masked_fill(is_patch_C, 0)
         logprobs_C = logprobs_C_V.gather(1, words_C.unsqueeze(1)).squeeze(1)
         logprobs += logprobs_C.masked_fill(is_patch_C, 0.0).tolist()

@@ -49,6 +49,7 @@ class Grammars:
         matcher = self._from_cache(text)
         if matcher is None:
             if self._threads is None:
+                # One thread alone, so that the vocabulary is read once however many answers begin at a time.
                 self._threads = ThreadPoolExecutor(1, "rllm-grammar")
             matcher = await asyncio.get_running_loop().run_in_executor(self._threads, self._compile, text)
         try:
@@ -174,6 +175,7 @@ class GrammarState:
         may_end = matcher.is_accepting()
         for token in self._end_token_ids:
             allowed_V[token] = may_end or (allowed_V[token] and self._accepts_after(token))
+        # The parser offers the tokenizer's end tokens, and the engine would not end the answer at these.
         allowed_V[self._foreign_end_ids] = False
         if may_end:
             allowed_V[self._stop_token_ids] = True

@@ -142,6 +142,7 @@ class LiveRequests:
         rows = self._rows
         if self._watched_rows:
             self._watched_rows.resample(logits_B_V, tokens_B, logprobs_B, self._sampling)
+        # By slot: rows change their places in the batch whenever somebody joins or leaves.
         self._tokens_S_T[rows["slot"], rows["count"]] = tokens_B
         self._logprobs_S_T[rows["slot"], rows["count"]] = logprobs_B
         ended_B = self._has_ended(tokens_B, logits_B_V.shape[1])
@@ -154,6 +155,7 @@ class LiveRequests:
         finished_rows = np.flatnonzero(ended_B | (rows["left"] == 0)).tolist()
         for row in finished_rows:
             self.requests[row].finish_reason = FinishReason.STOP if ended_B[row] else FinishReason.LENGTH
+        # Rows that have just joined are put in the order of their slots also where nobody leaves.
         if finished_rows or self.decoding is None or len(rows) > self.decoding.num_rows:
             removed_requests = self._remove(finished_rows, policy_version)
             for request in removed_requests:
@@ -195,6 +197,7 @@ class LiveRequests:
         return (
             request.slot.index,
             num_read - 1,
+            # No step reads this token: a row gets its first one from the logits of its prompt.
             0,
             count,
             left,
@@ -217,6 +220,7 @@ class LiveRequests:
             request.logprobs += self._logprobs_S_T[slot, num_known:count].tolist()
             request.policy_versions += [policy_version] * (count - num_known)
             if request.watch is not None:
+                # The policy did not choose these, so nobody may train on them.
                 for place in request.watch.forced_places:
                     request.policy_versions[place] = NOT_SAMPLED
 
@@ -226,6 +230,7 @@ class LiveRequests:
         self._collect(leaving, policy_version)
         for request in leaving_requests:
             slot = request.slot
+            # The last token was sampled and never read: the cache has no keys of it.
             slot.ids = (request.prompt_ids + request.completion_ids)[:-1]
             if request.holder.one_shot:
                 self._cache.register(slot)

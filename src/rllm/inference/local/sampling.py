@@ -92,6 +92,7 @@ def sample(logits_B_V: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         tokens_B1 = _draw(probabilities_B_V, uniforms(rows.seeds_B, rows.positions_B))
         if rows.greedy:
             tokens_B1[rows.greedy] = logits_B_V[rows.greedy].argmax(dim=-1, keepdim=True)
+    # A drawn or best token has a probability above 0, so its logarithm is finite.
     return tokens_B1.squeeze(1), probabilities_B_V.gather(1, tokens_B1).log_().squeeze(1)
 
 
@@ -150,6 +151,7 @@ def _reshape(logits_B_V: Tensor, rows: SamplingRows) -> Tensor:
     """
     logits_B_V = _with_temperature(logits_B_V, rows)
     if rows.truncated and rows.temperature_B1 is None:
+        # Grammars and alternatives read the caller's logits after this.
         logits_B_V = logits_B_V.clone()
     for row in rows.truncated:
         logits_B_V[row] = _truncate(logits_B_V[row], rows.params[row])
@@ -186,6 +188,7 @@ def _nucleus(probabilities_V: Tensor, mass: float) -> Tensor:
     reached_H = masses_H.flip(0).cumsum(
         0
     )  # from the likeliest on, in float64: a rounded sum moves the border
+    # By rounding, all tokens together may have less than `mass`: then the lowest count has the border.
     behind = min(int((reached_H < mass).sum()), len(reached_H) - 1)
     border_bin = len(reached_H) - 1 - behind
     border = (bins_V == border_bin).nonzero().squeeze(1)

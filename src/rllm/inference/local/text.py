@@ -46,6 +46,7 @@ class TextStream:
         if len(self._ids) - self._fresh > LONGEST_HELD and (end < len(text) or not new):
             return self._let_through(text)
         self._num_shown = max(self._num_shown, end)
+        # The window is cut only behind whole characters: a cut within one would lose its first bytes.
         if new and end == len(text):
             if len(self._ids) >= CONTEXT:
                 self._keep(self._fresh)

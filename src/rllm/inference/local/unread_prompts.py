@@ -91,6 +91,7 @@ class UnreadPrompts:
             del prompt.rest[: len(row.new_ids)]
             if prompt.rest:
                 continue
+            # After the pass that read them: whoever finds blocks in the index copies their keys at once.
             self._cache.register(row.slot)
             twins = [request.slot for request in prompt.requests if request.slot is not row.slot]
             if twins:

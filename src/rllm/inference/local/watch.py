@@ -76,6 +76,7 @@ class Watch:
         """Hear of the next token, and say whether the answer is over with it."""
         if top is not None:
             self.top_logprobs.append(top)
+        # Before the grammar takes the token, because the question is whether this one was a choice.
         if self.grammar is not None and self.grammar.is_forced:
             self.forced_places.append(self._num_taken)
         self._num_taken += 1
@@ -84,6 +85,7 @@ class Watch:
             self._piece.logprobs.append(logprob)
             if top is not None:
                 self._piece.top_logprobs.append(top)
+        # An end token has no text, and the grammar has already said that the answer may end.
         if is_end:
             return True
         if self._stream is not None:
@@ -164,6 +166,7 @@ class WatchedRows:
         """Draw anew, in place, where a grammar allows only some tokens."""
         if not self._grammars:
             return
+        # A draw is a function of seed and position, so drawing again leaves all other rows as they are.
         rows = [row for row, _ in self._grammars]
         allowed_G_V = torch.from_numpy(np.stack([grammar.allowed_V for _, grammar in self._grammars]))
         tokens = sample_among(logits_B_V[rows], allowed_G_V.to(logits_B_V.device), sampling.part(rows))

@@ -90,6 +90,7 @@ class Waves:
             self._quiet += 1
             asyncio.get_running_loop().call_soon(self._watch)
         elif ready:
+            # The order of a set may be another one in the next run.
             members = sorted(self._members, key=lambda each: each.number)
             calls = [call for member in members for call in member.calls]
             for member in members:
@@ -102,6 +103,7 @@ class Waves:
         except Exception as error:  # noqa: BLE001  an engine was closed, say: whoever waits hears of it
             outputs = [error] * len(calls)
         self._flight = None
+        # In the order of the calls: so attempts go on in the same order on every run.
         for call, output in zip(calls, outputs, strict=True):
             if call.answer.done():
                 continue
