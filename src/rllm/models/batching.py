@@ -129,6 +129,7 @@ def _pack(trees: Sequence[PrefixTree], device: torch.device) -> PackedBatch:
     predicted_by_M = np.concatenate([paths_R[index][rows[index].places - 1] for index in order])
     kept_K = np.unique(predicted_by_M)
     begins_S = begins_R[runs_S]
+    # No part is empty: a run ends with the state that predicts the last trained token of its row.
     kept_S = np.split(kept_K, np.searchsorted(kept_K, begins_S[1:]))
     runs = [
         (rows[index].sample.token_ids_T[: rows[index].last], int(shared_R[index]))

@@ -117,6 +117,7 @@ class _Bucket:
         self.places: IntArray | None = None
         """[S · columns] of its paths in the flat row; None where each run is its own path."""
         if self._starts.any():
+            # Behind its end a path repeats its last token: no query of the row looks there.
             column = np.minimum(np.arange(self.columns), ends[:, None] - 1)
             self.places = np.concatenate(paths)[((np.cumsum(ends) - ends)[:, None] + column).ravel()]
         self._kept_offsets = np.concatenate(offsets_S)

@@ -62,6 +62,7 @@ def moments_in_8_bits(weight: Tensor) -> dict[str, Tensor]:
     num_blocks = -(-weight.numel() // MOMENTS_BLOCK)
     state = {"step": torch.zeros((), dtype=torch.float32)}
     for name, code in zip(("exp_avg", "exp_avg_sq"), _codes(weight.device), strict=True):
+        # A byte of 0 is the lowest value of the code, which is not always the number 0.
         zero = int((code == 0.0).nonzero()[0])
         state[name] = torch.full_like(weight, zero, dtype=torch.uint8)
         state[f"{name}_scale"] = torch.zeros(num_blocks, dtype=torch.float32, device=weight.device)

@@ -101,6 +101,7 @@ def create_tokenizer(vocab_size: int = 604) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        # The library hands the alphabet out in any order, and the order decides the ids.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

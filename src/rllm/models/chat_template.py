@@ -43,6 +43,7 @@ def render_template(template: str, variables: Mapping[str, Any]) -> str:
     """
     variables_json = json.dumps(variables, default=_placeholder)
     if template in (CHAT_TEMPLATE, IMAGE_TEMPLATE):
+        # Through JSON here as well: a template sees the same plain data wherever it runs.
         return _render_here(template, json.loads(variables_json))
     limit = _SPARE_CHARACTERS + _MAX_GROWTH * len(variables_json)
     request = (
@@ -107,6 +108,7 @@ class _TemplateProcess:
         if self._process is None:
             program = Path(__file__).with_name("template_process.py")
             self._process = subprocess.Popen(
+                # `-P` keeps this directory, whose files have common names, out of the program's imports.
                 [sys.executable, "-P", str(program), str(CPU_S), str(MEMORY_BYTES)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

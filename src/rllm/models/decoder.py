@@ -143,6 +143,7 @@ class DecoderShape:
         if not isinstance(rope, dict):
             raise ModelDirectoryError(f"has {rope!r} as `rope_parameters`; it must be an object.")
         plain_rope = rope.get("rope_type", rope.get("type", "default")) == "default"
+        # Qwen configs may name a window that is off; Mistral's have no `use_sliding_window`: theirs is on.
         window = (
             config.get("sliding_window") if config.get("use_sliding_window", family == "mistral") else None
         )
@@ -172,6 +173,7 @@ class DecoderShape:
             rope_theta=_positive(rope, "rope_theta", _positive(config, "rope_theta", 10_000.0)),
             max_positions=max_positions,
             tied=bool(config.get("tie_word_embeddings", False)),
+            # Qwen2 always has these biases, and its config.json has no key for them.
             qkv_bias=family == "qwen2" or bool(config.get("attention_bias")),
             out_bias=family != "qwen2" and bool(config.get("attention_bias")),
             qk_norm=family == "qwen3",
@@ -308,6 +310,7 @@ class Block(nn.Module):
         else:
             output = F.linear(inputs, weight)
             x = x + self.together.leave(output if adapt is None else adapt(inputs, output))
+        # Behind the sum of the ranks: each has all of this bias, and the sum would have it once a rank.
         if bias is not None:
             x = x + bias
         return x if adapt is None or self.together is not None else adapt(inputs, x)
@@ -418,6 +421,7 @@ class Decoder(nn.Module):
         """
         views = self._views_hf()
         missing = sorted(views.keys() - weights.keys())
+        # Files of some models have numbers that follow from the config, or a tied matrix a second time.
         unknown = sorted(
             name
             for name in weights.keys() - views.keys()

@@ -303,6 +303,7 @@ def save_model(
     `with_output_layer`: with one of its own also where that is the embedding; raises ConfigError for an
     architecture whose embedding has another name than most.
     """
+    # Python of the directory goes along only where it was allowed to run.
     suffixes = {".jinja", ".py"} if model.trust_remote_code else {".jinja"}
     files = {
         path.name: path.read_bytes()
@@ -390,6 +391,7 @@ def write_index(directory: Path, weights: dict[str, Tensor], num_parts: int) -> 
 
 
 def _write_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    # Cloned, because safetensors refuses tensors that share memory, as the parts of one stored matrix do.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     save_file(tensors, path, metadata={"format": "pt"})
 
@@ -426,6 +428,7 @@ def parameters_sha256(parameters: Mapping[str, Tensor]) -> str:
     for name in sorted(parameters):
         tensor = parameters[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        # As bytes, because numpy has no bfloat16.
         digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
@@ -478,6 +481,7 @@ def _end_token_ids(
     generation = directory / "generation_config.json"
     end_ids = json_object(generation).get("eos_token_id") if generation.is_file() else None
     ids: list[int] = []
+    # The three may name different tokens, and an answer may end with any of them.
     for value in (end_ids, config.get("eos_token_id"), tokenizer.end_token_id):
         ids += value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(each) is int and each >= 0 for each in ids):

@@ -63,6 +63,7 @@ def _attention(
     attend: Attend = extra["rllm_attend"]
     head_dim = query.shape[-1]
     scaling = extra.get("scaling")
+    # `attend` scales by 1/sqrt(d) itself, so the query takes what this architecture wants beyond that.
     if scaling is not None:
         query = query * (scaling * head_dim**0.5)
     layer = cast("int", module.layer_idx)
@@ -188,6 +189,7 @@ class HuggingFaceDecoder(nn.Module):
         trust_remote_code: bool,
     ) -> None:
         try:
+            # Without memory, because the sizes are held against the weights before anything is allocated.
             with torch.device("meta"):
                 empty_model = self.auto_class.from_config(config, trust_remote_code=trust_remote_code)
         except Exception as error:  # architectures divide, index and assert as they please
@@ -402,6 +404,7 @@ class HuggingFaceDecoder(nn.Module):
     def _require_equal(self, ours_M_V: Tensor, theirs_N_V: Tensor, reason: str) -> None:
         gap = float((ours_M_V.float() - theirs_N_V[: len(ours_M_V)]).abs().max())
         limit = self._allowed_gap(theirs_N_V)
+        # Written so that a gap that is not a number is refused, too.
         if not gap <= limit:
             raise ArchitectureError(
                 f"{type(self.inner).__name__} {reason} (logits differ by {gap:.2g}, where {limit:.2g} is "
@@ -454,12 +457,14 @@ class HuggingFaceDecoder(nn.Module):
             raise ArchitectureError(
                 f"{name} attends in {len(sizes)} layers with keys and values of {heads or 'no'} heads"
             )
+        # As above, NaN is an error beyond the limit.
         if not sizes or not error <= limit:
             raise ArchitectureError(
                 f"{name} computes more than attention between plain layers (logits differ by {error:.2g}, "
                 f"where {limit:.2g} is allowed)"
             )
         window = _window_of(self.inner.config.get_text_config())
+        # A row as short as the probe cannot tell a window that is kept from one that is left out.
         if window and window not in windows:
             raise ArchitectureError(
                 f"{name} has a sliding window of {window} that it does not hand to its attention"

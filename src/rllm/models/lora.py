@@ -69,6 +69,7 @@ def with_adapter(base: LoadedModel, config: LoraConfig, seed: int, *, vision: bo
         lora_alpha=config.alpha,
         target_modules=targets,
         exclude_modules=excluded_modules or None,
+        # Conv1D of transformers has its weight as inputs by outputs.
         fan_in_fan_out=any(not isinstance(linear[name], nn.Linear) for name in targets),
         base_model_name_or_path=str(base.directory),
         task_type="CAUSAL_LM",
@@ -186,6 +187,7 @@ def sharing_tensors(model: nn.Module) -> Any:
     """A model of the same tensors in modules of its own, so that these alone can be changed: by an adapter,
     or by sharding."""
     tensors = chain(model.parameters(), model.buffers())
+    # `deepcopy` takes what its memo names for copied already.
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
@@ -262,6 +264,7 @@ def _targets(config: LoraConfig, linear: Mapping[str, nn.Module], base: LoadedMo
 
 def _begin_as_nothing(adapter_layers: Mapping[str, Any], seed: int) -> None:
     """A is uniform within ±1/sqrt(width), as peft has it, but from a seed; B is 0."""
+    # On the CPU, so that a seed gives the same matrices on every device.
     generator = torch.Generator().manual_seed(seed)
     for layer in adapter_layers.values():
         a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight

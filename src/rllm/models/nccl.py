@@ -88,6 +88,7 @@ class NcclGroup:
         done = torch.cuda.Event()
         done.record(torch.cuda.current_stream(self._device))
         failure = ctypes.c_int()
+        # Polled, because a synchronization would never return once a rank is gone.
         while not done.query():
             self._require_whole()
             _call("ncclCommGetAsyncError", self._comm, ctypes.byref(failure))

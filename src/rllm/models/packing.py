@@ -118,6 +118,7 @@ class PrefixTree:
         part = range(len(self.rows))
         while True:
             trunk, branches = self.branches(part)
+            # Further down the trunk is only longer, and leaves less of the room to branches.
             if len(branches) == 1 or room - trunk <= most:
                 return best
             loads = [self.branch_load(trunk, branch) for branch in branches]
@@ -142,6 +143,7 @@ class PrefixTree:
 
     def _take(self, places: Sequence[int]) -> "PrefixTree":
         between = pairwise(places)
+        # Rows are in the order of their tokens: two of them share what every pair between them shares.
         common = [min(self.common[before + 1 : place + 1]) for before, place in between]
         return PrefixTree([self.rows[place] for place in places], [0, *common] if places else [])
 
@@ -279,6 +281,7 @@ def fullest(sizes: Sequence[int], room: int) -> list[int]:
     total = sums[-1].bit_length() - 1
     places: list[int] = []
     for index in range(len(sums) - 2, -1, -1):
+        # The sizes before do not reach the total by themselves, so this one is part of it.
         if not sums[index] >> total & 1:
             places.append(index)
             total -= sizes[index]
@@ -300,6 +303,7 @@ class _Left:
             first = self.entries.pop(0)[2]
         trees, room = [first], max_tokens - first.load
         while places := self._fitting(room):
+            # From the last on, because each `pop` moves the entries behind it.
             for index in reversed(fullest([-self.entries[place][0] for place in places], room)):
                 trees.append(self.entries.pop(places[index])[2])
                 room -= trees[-1].load
@@ -419,6 +423,8 @@ def _trees(rows: Sequence[WeightedRow], *, share_prefixes: bool, whole_groups: b
     for members in by_key.values():
         members.sort(key=lambda row: row.sample.order_key)
         if share_prefixes and len(members) > 1:
+            # Descending, so that a row stands before those that end within it. The sort is stable: rows of
+            # the same tokens keep the order of their keys, whatever order they came in.
             members.sort(key=_token_bytes, reverse=True)
         pairs = pairwise(members)
         common = [0, *(_num_shared(*pair) if share_prefixes else 0 for pair in pairs)]

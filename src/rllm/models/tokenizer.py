@@ -78,6 +78,7 @@ class HuggingFaceTokenizer:
         """From now on conversations may have images, which `reader` reads."""
         self.images = reader
         text = self.apply_template([{"role": "user", "content": _PROBE}], add_generation_prompt=False)
+        # Some templates print content only where it is a list of parts.
         self._reads_parts_alone = _PROBE not in text
 
     @property

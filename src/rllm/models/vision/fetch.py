@@ -153,6 +153,7 @@ class ImageFetcher:
             image = self._from_album_or_net(url)
         except BaseException as error:
             with self._lock:
+                # Before the error is told: whoever asks from here on tries again.
                 del self._coming[key]
             future.set_exception(error)
             raise
@@ -185,6 +186,7 @@ class ImageFetcher:
         host, port = host_of(url), parts.port or _PORTS[parts.scheme]
         if (host, port) not in self.hosts and not (port in _PORTS.values() and (host, 0) in self.hosts):
             raise ConfigError(f"{host}:{port} is none of the hosts that are allowed")
+        # `%` stays as it is: what an address has quoted is not quoted twice.
         path = quote(parts.path or "/", safe="/%:=&?~+!$,;'@()*") + (
             f"?{quote(parts.query, safe='/%:=&?~+!$,;@()*')}" if parts.query else ""
         )
@@ -212,13 +214,17 @@ class ImageFetcher:
         timer.daemon = True
         timer.start()
         connection = http.client.HTTPConnection(host, port)
+        # So the Host header names a port only where it is not the usual one.
         connection.default_port = _PORTS[scheme]
         try:
             if scheme == "https":
+                # The plain socket gives its descriptor away here, so the timer gets the new one before the
+                # handshake, which may wait as well.
                 to_cut[0] = channel = _tls_context().wrap_socket(
                     channel, server_hostname=host, do_handshake_on_connect=False
                 )
                 channel.do_handshake()
+            # With a socket of its own it neither resolves the name again nor connects to another address.
             connection.sock = channel
             yield connection
         finally:

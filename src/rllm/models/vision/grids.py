@@ -34,6 +34,7 @@ class ImageGrids:
         for first in patches_M[places_M == 0].tolist():
             lines, columns = self._sides(int(ids_T[first] - PATCH_IDS_FROM) >> PLACE_BITS)
             end = min(first + lines * columns, len(ids_T))
+            # What follows the image goes on behind its longer side, not behind its number of tokens.
             shifts_T[end] += max(lines, columns) - lines * columns
         shifts_T = shifts_T.cumsum()[:-1]
         shifts_T[patches_M] -= places_M

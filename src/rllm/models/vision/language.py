@@ -141,6 +141,7 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
         features = self._features(numbers_I.tolist())
         firsts_I = np.cumsum([0, *map(len, features[:-1])])
         rows_M = torch.from_numpy(firsts_I).to(tokens_N.device)[image_M] + patches_M % MAX_PATCHES
+        # Ids of patches lie beyond the table of embeddings.
         words_N_D = embed(tokens_N.masked_fill(is_patch_N, 0))
         first_M_D, *deeper = torch.cat(features).to(words_N_D.dtype)[rows_M].split(words_N_D.shape[1], dim=1)
         vectors_N_D = words_N_D.index_copy(0, places_M, first_M_D)
@@ -163,6 +164,7 @@ class VisionLanguageDecoder(HuggingFaceDecoder):
     def _kept_features(self, number: int, state: int) -> Tensor:
         features = self._cache.get(number, state)
         if features is None:
+            # The trainer reads kept vectors, too, and a backward pass takes no tensor of inference mode.
             with torch.inference_mode(mode=False), torch.no_grad():
                 (features,) = self._compute_features([number])
             self._cache.put(number, state, features)
@@ -231,6 +233,7 @@ class _KeptFeatures:
 
     def put(self, number: int, state: int, features: Tensor) -> None:
         with self._lock:
+            # Weights may have changed, or another thread may have put the image, since `get`.
             if state != self._state or number in self._features:
                 return
             self._features[number] = features

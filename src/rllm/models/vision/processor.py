@@ -109,6 +109,7 @@ class VisionProcessor:
         with self._lock:
             if (entry := self._cache.get(image.number)) is not None:
                 return entry
+        # Outside the lock: two threads may both process an image, and no image waits for another.
         entry = self._process(image)
         with self._lock:
             if image.number not in self._cache:
