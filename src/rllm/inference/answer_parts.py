@@ -168,6 +168,7 @@ class AnswerPart:
                     f"The server at {self.url} ended the answer with `{reason}`: it was cut off."
                 )
             self.whole.finish_reason = _FINISH_REASONS[reason]
+        # The name that vLLM has for it, and SGLang's.
         stop_reason = choice.get("stop_reason", choice.get("matched_stop"))
         if isinstance(stop_reason, str):
             self.whole.stop_reason = stop_reason

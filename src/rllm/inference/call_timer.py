@@ -46,6 +46,7 @@ class CallTimer:
 
     def end(self, call: TimedCall) -> None:
         """The call is over, however it ended."""
+        # The cancellation was the timer's own: left in the count, it would be taken for one from outside.
         if call.ran_out and call.task is not None:
             call.task.uncancel()
         call.task = None

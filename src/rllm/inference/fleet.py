@@ -89,6 +89,7 @@ class Replica:
             async with limit:
                 yield
         except TimeoutError as error:
+            # Not by `give_up`: something within the call took too long.
             if not limit.expired():
                 raise
             raise InferenceError(
@@ -113,6 +114,7 @@ class Replica:
         """End the calls under way."""
         for limit in self._calls:
             if not limit.expired():
+                # A time that has passed: the block ends at the next turn of the event loop.
                 limit.reschedule(0.0)
 
 
@@ -215,6 +217,7 @@ class Fleet(ModelClient):
     def _take(self, policy_version: int, write: Callable[[], None] | None) -> None:
         if write is not None:
             write()
+        # A version that is published once more, unwritten, is nothing new: replicas keep what they have.
         if policy_version != self._policy_version or not self._num_publishes or write is not None:
             self._policy_version = policy_version
             self._num_publishes += 1
@@ -251,12 +254,14 @@ class Fleet(ModelClient):
             except InferenceError as error:
                 self._out_of_service(replica, error)
                 num_failures += 1
+                # Pieces that somebody has heard cannot be taken back: a spoiled answer with a listener fails.
                 if num_failures > len(self.replicas) or (answer.is_spoiled and on_piece is not None):
                     raise
                 if answer.is_spoiled:
                     answer = begin()
                 self.num_moved += 1
             finally:
+                # `remove` waits for this call.
                 if replica.is_leaving:
                     await self._notify()
 
@@ -281,6 +286,7 @@ class Fleet(ModelClient):
         (first, expected), *others = answers
         for replica, row in others:
             gap = float(np.abs(np.array(row) - np.array(expected)).max())
+            # Written so that a gap that is not a number is a disagreement, too.
             if not gap <= AGREEMENT:
                 raise CanaryError(
                     f"After publishing policy version {self._policy_version}, {replica.url} and {first.url} "
@@ -354,11 +360,13 @@ class Fleet(ModelClient):
 
     async def bring_up_to_date(self, replica: Replica) -> None:
         """Give a replica the newest weights; others go on meanwhile. Calls of the same replica wait."""
+        # Not in `__init__`, which may run where there is no event loop.
         if replica.watch is None:
             replica.watch = asyncio.create_task(self._watch(replica))
         if not self._follows:
             return
         async with replica.updating:
+            # Before the weights are given: if it begins anew meanwhile, the number tells the next call so.
             start = replica.num_starts()
             if replica.start_with_weights != start:  # it may have begun anew while nobody asked it
                 replica.weights_number = -1
@@ -384,6 +392,7 @@ class Fleet(ModelClient):
         @asynccontextmanager
         async def hold_weights() -> AsyncIterator[int]:
             nonlocal number
+            # Polled: waiting for a lock of threads would stop the event loop.
             while not self._changing.acquire(blocking=False):
                 await asyncio.sleep(LOOK_EVERY_S)
             try:
@@ -421,6 +430,7 @@ class Fleet(ModelClient):
 
     def _out_of_service(self, replica: Replica, error: InferenceError) -> None:
         replica.is_up = False
+        # All calls of a replica fail at once, and one probe is enough.
         if replica.probe is None or replica.probe.done():
             num_others = self.num_in_service
             log.warning("%s is out of service, %d others are in it: %s", replica.url, num_others, error)

@@ -279,6 +279,7 @@ class OpenAIClient:
                     self._require_idle(name, body[name], error.message)
                 left_out |= pointed_at
                 body = {name: value for name, value in body.items() if name not in left_out}
+        # Remembered only once an answer has come: a refusal alone may have been about something else.
         if left_out or size_name != self._size_name:
             self._left_out |= left_out
             self._size_name = size_name

@@ -43,6 +43,7 @@ _MAX_ERROR_BYTES = 1 << 20
 _MAX_ERROR_CHARS = 2_000
 """The length of a server's words about an error; some repeat the whole request."""
 _MAX_BYTES_AT_ONCE = 1 << 20
+# Statuses of a refusal that may pass when the call is repeated.
 _TRY_LATER = frozenset({408, 409, 425, 429})
 
 
@@ -135,6 +136,7 @@ class ServerHttp:
         # A large body in one piece would hold up the event loop while it is written.
         is_large = len(payload) > _MAX_BYTES_AT_ONCE
         with self.failures():
+            # The body is made by a function, because a second try needs a stream that nobody has read.
             response = await self._send(
                 path, all_headers, lambda: io.BytesIO(payload) if is_large else payload
             )
@@ -205,6 +207,7 @@ class ServerHttp:
 def _cause(error: Exception) -> str:
     """aiohttp speaks of ssl in every connection that fails, also to an http address."""
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        # Failures to resolve a name have numbers below 0, which `strerror` does not know.
         number = error.errno or 0
         return os.strerror(number) if number > 0 else str(error.strerror)
     return str(error) or type(error).__name__
@@ -223,6 +226,7 @@ class AskedOnce(Generic[Found]):
         if self.value is not None:
             return self.value
         asking = self._asking
+        # A task can be awaited only in the event loop that runs it.
         if asking is None or asking.done() or asking.get_loop() is not asyncio.get_running_loop():
             asking = self._asking = asyncio.create_task(self._ask())
             asking.add_done_callback(_consume_error)

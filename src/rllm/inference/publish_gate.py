@@ -24,6 +24,7 @@ class Gate:
         while self._is_closed:
             async with self._condition:
                 await self._condition.wait_for(lambda: not self._is_closed)
+        # Nothing is awaited since the gate was found open, so nobody has closed it in between.
         self._num_inside += 1
         try:
             yield

@@ -142,6 +142,7 @@ class RolloutEngine:
         conversation_messages, tool_list = list(messages), list(tools or ())
         settings = self.roles.get(role or "", RoleSettings())
         policy = settings.policy or next(iter(self.clients))
+        # Before anything is awaited: branches are numbered in the order in which tasks come here.
         branch_request = self._branches.ask(policy, role or "", conversation_messages, tool_list)
         params = self._choose_sampling(settings, sampling, branch_request.seed(*self.key))
         if response_schema is not None:
@@ -209,6 +210,7 @@ class RolloutEngine:
         `is_abandoned`: the workflow does not end and swallows every error, so later calls never come back.
         """
         self._closed, self._is_abandoned = True, is_abandoned
+        # A task that asks may also be the one that closes, and must not cancel itself.
         left = self._asking - {asyncio.current_task()}
         for task in left:
             task.cancel()

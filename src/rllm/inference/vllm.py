@@ -294,6 +294,7 @@ class VLLMClient(ModelClient):
         self._policy_version = policy_version
         if len(self._adapters) > _ADAPTERS_KEPT:
             self._old_adapters.append(self._adapters.pop(0))
+        # What is cut off here goes on by the adapter that has just become the last one.
         self._cut()
         await self._unload_old_adapters()
 
@@ -385,6 +386,7 @@ class VLLMClient(ModelClient):
     @asynccontextmanager
     async def _until_cut(self, sampling: SamplingParams) -> AsyncIterator[None]:
         """For one request, which new weights may cut off; what it goes on by is the caller's to ask."""
+        # A grammar is followed from the beginning of an answer, which a second request could not go on from.
         if self._at_publish == FINISH or sampling.grammar:
             yield
             return
@@ -422,6 +424,7 @@ class VLLMClient(ModelClient):
                 part.hear(chunk)
                 if answer.stops.match is not None and answer.finish_reason is not None:
                     break
+        # Also where no chunk named a version: then nobody knows which weights sampled what has arrived.
         if self._has_given_weights:
             try:
                 self._require_given_weights(version, server_policy_version)
@@ -524,6 +527,8 @@ class VLLMClient(ModelClient):
     def _body(self, part: AnswerPart, max_tokens: int) -> dict[str, Any]:
         """The request for a part of an answer that may have `max_tokens` in all."""
         answer, sampling = part.whole, part.whole.sampling
+        # A request draws from the beginning of its seed: the first one would repeat the numbers of the first
+        # part.
         seed = sampling.seed if part.is_first else draw_seed(sampling.seed, len(answer.ids))
         body: dict[str, Any] = {
             "model": self._adapters[-1] if self._adapters else self.facts.model,

@@ -206,6 +206,7 @@ class ServerProcess:
     def _start(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.num_starts += 1
+        # In the thread of the event loop, because the kernel ends the server with the thread that started it.
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._settings.command(self.port),
@@ -252,6 +253,7 @@ class ServerProcess:
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_WITHIN_S)
+                # Its workers may outlive the server itself.
                 if number == signal.SIGKILL or not _group_lives(process.pid, END_WITHIN_S):
                     return
 

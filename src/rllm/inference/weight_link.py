@@ -182,6 +182,7 @@ def _in_thread(work: Callable[[], Result]) -> "asyncio.Future[Result]":
         else:
             future.set_result(result)
 
+    # From here on nobody can cancel it, or setting its result in the thread would raise.
     future.set_running_or_notify_cancel()
     threading.Thread(target=run, name="rllm-weights", daemon=True).start()
     return asyncio.wrap_future(future)
