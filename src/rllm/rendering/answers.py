@@ -266,6 +266,7 @@ class AnswerReader:
         if self._new_reader is None or self._opener:
             self._at = _At.TEXT
             return True
+        # Llama writes `; ` between two calls.
         start = self._rest.lstrip(" \t\r\n;" if self._sink.num_calls else None)
         if not start and not final:
             return False

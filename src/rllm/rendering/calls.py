@@ -98,6 +98,7 @@ class JsonCallReader:
     def read(self, sink: CallSink, *, final: bool) -> ReadVerdict:
         text_before, verdict = self.rest, None
         while verdict is None:
+            # Space within a value belongs to it.
             if not self._value.has_begun:
                 self.rest = self.rest.lstrip()
             verdict = self._step(sink) if self.rest else ReadVerdict.MORE
@@ -193,6 +194,7 @@ class JsonCallReader:
         if self.rest[0] != '"':
             return ReadVerdict.FAILED
         match = _STRING.match(self.rest)
+        # Also while it is open: text that never closes its quote is not held back for ever.
         if (match.end() if match else len(self.rest)) > MAX_NAME:
             return ReadVerdict.FAILED
         if match is None:

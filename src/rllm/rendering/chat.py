@@ -176,6 +176,7 @@ class ChatRenderer:
         if not tools:
             return self._text_after_answer(_STUB, new_messages)
         text = self._text_after_answer(_STUB, new_messages, PROBE_TOOLS)
+        # Some templates list the tools behind the last answer: there the real list has to stand.
         return text if PROBE_NAME not in text else self._text_after_answer(_STUB, new_messages, tools)
 
     def _text_after_answer(
@@ -260,6 +261,7 @@ class _LongTexts:
             if entry is not None:
                 self._entries.move_to_end(key)
                 return entry[1].tolist()
+        # Not under the lock, because encoding takes long: two threads may both encode one text.
         ids = self._tokenizer.encode(text())
         with self._lock:
             if key not in self._entries:
@@ -414,6 +416,7 @@ class Conversation:
     def _new_messages(self, messages: Sequence[Message]) -> list[Message] | None:
         """The messages after the recorded answer, or None when `messages` do not go on from it word for
         word."""
+        # The answer and at least one message behind it.
         if not self._answers or len(messages) < len(self._messages) + 2:
             return None
         if list(messages[: len(self._messages)]) != self._messages:

@@ -51,6 +51,7 @@ def _frame_of(message: Mapping[str, Any]) -> bytes:
     else:
         fields.append(str(message.get("name") or ""))
     parts = [field.encode("utf-8", "surrogatepass") for field in fields]
+    # Lengths keep the fields apart: without them, text moved from one field to the next would go unseen.
     return b"".join([b"%d:%b" % (len(part), part) for part in parts])
 
 
@@ -79,6 +80,7 @@ def _canonical_arguments(arguments: Any) -> str:
 
 def _whole_if_it_can_be(text: str) -> int | float:
     number = float(text)
+    # From 2^53 on floats leave out whole numbers, so this one may not be what the text says.
     return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 

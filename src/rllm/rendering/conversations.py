@@ -210,6 +210,7 @@ class ConversationTree:
             if alike:
                 call_ids = _call_ids(messages[place - 1])
                 return place, max(
+                    # `max` takes the first of those that are equal: the latest.
                     reversed(alike),
                     key=lambda each: (each.prompt.tools == tools_digest, each.call_ids == call_ids),
                 )

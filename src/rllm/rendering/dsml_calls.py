@@ -117,6 +117,7 @@ class DsmlCallReader:
 
     def _say(self, sink: CallSink, value: str) -> None:
         if self._is_text:
+            # Characters are escaped one by one, so a value may be escaped in pieces.
             sink.more(json.dumps(value, ensure_ascii=False)[1:-1])
         else:
             self._json.append(value)

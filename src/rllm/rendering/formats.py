@@ -160,6 +160,7 @@ class TagFormat:
 
     def _text_or(self, grammar: Grammar, calls: str) -> str:
         """Text, then calls or none."""
+        # ANY matches no special token, so text cannot run over the opener.
         if self.opener in self.token_ids:
             return f"ANY {calls}?"
         without = grammar.text_without("NO_CALL", self.opener)

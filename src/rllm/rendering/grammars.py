@@ -44,12 +44,14 @@ class Grammar:
     def rule(self, name: str, body: str) -> str:
         """The name to use in other rules."""
         assert self._rules.setdefault(name, body) == body, f"`{name}` is one rule"
+        # What stands in brackets is an attribute of the rule and no part of its name.
         return name.split("[")[0]
 
     def markup(self, tag: str) -> str:
         return f"<[{self.token_ids[tag]}]>" if tag in self.token_ids else quote(tag)
 
     def json(self, name: str, schema: Mapping[str, Any]) -> str:
+        # The library's own key: a tool's schema does not set the spacing.
         body = {key: value for key, value in schema.items() if key != "x-guidance"}
         return self.rule(name, f"%json {json.dumps({**body, 'x-guidance': _SPACING})}")
 

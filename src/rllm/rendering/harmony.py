@@ -94,6 +94,7 @@ class HarmonyReader:
 
     def _header(self, final: bool) -> bool:
         start = self._rest.lstrip()
+        # The mark that begins the header is also one that ends others.
         end = _HEADER_END.search(start, 1 if start.startswith(START) else 0)
         if end is None and not final and len(start) < MAX_HEADER + _LONGEST_TAG:
             return False
@@ -132,6 +133,7 @@ class HarmonyReader:
             self._rest = self._rest[len(self._rest) - num_pending :]
             return False
         self._say(self._rest[: end.start()])
+        # A mark that begins the next message is left for it.
         self._rest = self._rest[end.start() if end.group() in (START, CHANNEL) else end.end() :]
         if self._in is _In.CALL:
             self._sink.end()

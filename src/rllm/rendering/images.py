@@ -168,6 +168,7 @@ def image_of(url: str) -> ImageFile:
     media_type, *options = head.removeprefix("data:").split(";")
     if not comma or "base64" not in options:
         raise ConfigError(f"An image begins with {head:.80}; it must be data:image/TYPE;base64,….")
+    # Before anything is decoded: base64 has four characters for three bytes.
     if len(body) > MAX_BYTES * 4 // 3 + 4:
         raise ConfigError(
             f"An image of type {media_type:.40} has about {len(body) * 3 // 4:,} bytes; at most "

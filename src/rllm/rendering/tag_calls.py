@@ -198,6 +198,7 @@ def _as_type(text: str, schema: Any) -> Any:
 
 
 def _is_a(value: Any, kind: str) -> bool:
+    # In Python a truth value is an int as well.
     if isinstance(value, bool):
         return kind == "boolean"
     return isinstance(value, _TYPES.get(kind, ()))

@@ -71,6 +71,7 @@ def _short_id(call_id: Any) -> str:
     text = str(call_id)
     if len(text) == 9 and text.isascii() and text.isalnum():
         return text
+    # One id always has the same short one, so the result of a call still names its call.
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
 
 

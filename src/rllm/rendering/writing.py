@@ -69,6 +69,7 @@ class AnswerWriter:
         opens_thought = prompt_text.rstrip().endswith(OPEN_THINK)
         if whole_text.startswith(prompt_text):
             answer_text = whole_text[len(prompt_text) :]
+        # Such a template opens a thought where it asks, and prints past answers without one.
         elif opens_thought and whole_text.startswith(before := prompt_text.rstrip().removesuffix(OPEN_THINK)):
             answer_text = whole_text[len(before) :]
         else:
@@ -117,6 +118,7 @@ class AnswerWriter:
                 "whose template does."
             )
         tokenizer = self.renderer.tokenizer
+        # By way of ids, as answers of the model come.
         read = tool_format.parse(tokenizer.decode(tokenizer.encode(answer_text)), tools).calls
         names = [str(call["function"]["name"]) for call in calls]
         if [call.name for call in read] != names:
