@@ -111,6 +111,7 @@ class AnswerPart:
         if chunk.get("error"):
             raise InferenceError(f"The server at {self.url} failed: {error_text(chunk)}")
         try:
+            # Before anything is kept: no token of a chunk that cannot be trusted gets into the answer.
             piece = self._read(chunk)
         except (AttributeError, TypeError, ValueError) as error:
             raise InferenceError(

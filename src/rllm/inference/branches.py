@@ -62,6 +62,7 @@ class Branches:
     """The conversations of one attempt."""
 
     def __init__(self) -> None:
+        # By the task itself: an id may be that of a later task again.
         self._branches: WeakKeyDictionary[asyncio.Task[Any], Branch] = WeakKeyDictionary()
         self._num_begun: Counter[str] = Counter()
         self._num_asked: Counter[tuple[Branch, str]] = Counter()

@@ -264,6 +264,7 @@ class OpenAIClient:
                 break
             except ContextLengthError as error:
                 room = room_told(str(error))
+                # Once alone: a server that refuses the room that it told would be asked for ever.
                 if is_shortened or not 1 <= room < body.get(size_name, 0):
                     raise
                 is_shortened, body = True, {**body, size_name: room}

@@ -319,6 +319,7 @@ class KVCache:
         """See `_fit`; with what is there, or what can be added."""
         capacity = shelf.room_for(length)
         more = row and not shelf.free_rows
+        # Where there is no slot, nothing has to grow.
         if not more and (not shelf.slots or capacity <= shelf.capacity):
             return True
         return self._extend(shelf, capacity, more=more)
@@ -341,6 +342,7 @@ class KVCache:
         for shelf in self.shelves:
             num_slots = 1 + max((slot.row for slot in shelf.slots if not slot.is_free), default=-1)
             if num_slots < len(shelf.slots):
+                # The index must not lead to slots that are gone.
                 for slot in shelf.slots[num_slots:]:
                     self._forget_blocks(slot, 0)
                 shelf.resize(num_slots, shelf.capacity if num_slots else shelf.rooms[0])

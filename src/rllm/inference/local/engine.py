@@ -576,6 +576,7 @@ class LocalEngine:
             self._unread.drop_all()
         for request in pending:
             request.error = failure
+        # One that has just joined stands in two of the lists.
         self._deliver(list({id(request): request for request in pending}.values()))
         self._cache.wipe()
 

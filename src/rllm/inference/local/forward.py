@@ -203,6 +203,7 @@ class DecodeRows:
     def __init__(self, cache: KVCache, slots: Sequence[Slot], positions_B: NDArray[np.int64]) -> None:
         """`slots` by ascending index; `positions_B` are where the next tokens go, and there is room."""
         self.num_rows = len(slots)
+        # A copy: `advance` adds to it in place, and the caller's column moves on by itself.
         self.positions_B = torch.from_numpy(positions_B.copy()).to(cache.device)
         self._cache = cache
         self.slots = list(slots)

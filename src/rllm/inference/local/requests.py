@@ -292,6 +292,7 @@ class LiveRequests:
         return ended_B
 
     def _sampling_rows(self) -> SamplingRows:
+        # Views of the table's columns, so that the positions move on with `count`.
         return SamplingRows(
             seeds_B=self._rows["seed"],
             positions_B=self._rows["count"],

@@ -87,6 +87,7 @@ class UnreadPrompts:
         """`rows`, of `next_rows`, have been read. Of each prompt that has no rest: (number of its row, its
         requests, all of which have the keys and values in their slots)."""
         whole_prompts: list[tuple[int, list[Request]]] = []
+        # `next_rows` gave a row for each of the first prompts, in their order.
         for number, (row, prompt) in enumerate(zip(rows, self.prompts, strict=False)):
             del prompt.rest[: len(row.new_ids)]
             if prompt.rest:
