@@ -132,6 +132,7 @@ class _Bucket:
         if not later.any():
             return self
         other = copy.copy(self)
+        # Masks that were made before know nothing of the later tokens.
         other._later, other._masks = self.own.pad_ids(later), {}
         return other
 

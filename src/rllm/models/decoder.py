@@ -408,6 +408,7 @@ class Decoder(nn.Module):
         std = scale / math.sqrt(self.shape.hidden_size)
         with torch.no_grad():
             for parameter in self.parameters():
+                # Norms are vectors, and stay 1.
                 if parameter.dim() >= 2:
                     parameter.normal_(0.0, std, generator=generator)
             for module in self.modules():

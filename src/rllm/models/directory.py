@@ -312,6 +312,7 @@ def save_model(
     }
     weights = weights_with_output_layer(model) if with_output_layer else model.model.state_dict_hf()
     dtype = next(iter(weights.values())).dtype  # of the weights as they are now, whatever they were read from
+    # An earlier name of `dtype`, which would then contradict it.
     config = {name: value for name, value in model.config.items() if name != "torch_dtype"}
     config["dtype"] = str(dtype).removeprefix("torch.")
     if with_output_layer and config.get("tie_word_embeddings"):

@@ -362,6 +362,7 @@ class HuggingFaceDecoder(nn.Module):
                 self.by_row = f"{type(self.inner).__name__} does not take attention from outside ({error})"
             self.inner.set_attn_implementation("eager")
         self._measure_rows(tokens_N)
+        # Without layers, the engine's cache holds states of rows in place of keys and values.
         return 0, 1, 1
 
     def _without_us(self, own_pass: Callable[[], Any]) -> Any:
@@ -384,6 +385,7 @@ class HuggingFaceDecoder(nn.Module):
         """
         num_first = len(tokens_N) - NUM_PROBE_STEPS
         theirs_N_V = self._own_pass(tokens_N).logits[0].float()
+        # Tokens that look ahead have other logits where fewer follow.
         first_M_V = self._own_pass(tokens_N[:num_first]).logits[0].float()
         self._require_equal(first_M_V, theirs_N_V, "looks at later tokens, so it does not predict them")
         states_N_D, _ = self.read_row(tokens_N, None, keeps=False)
@@ -476,6 +478,7 @@ class HuggingFaceDecoder(nn.Module):
         weights = dict(self.inner.state_dict())
         for name in self.inner.all_tied_weights_keys:
             weights.pop(name, None)
+        # peft puts the layer that an adapter stands beside one level down.
         weights = {
             name.replace(".base_layer.", "."): each for name, each in weights.items() if ".lora_" not in name
         }

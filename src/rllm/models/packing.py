@@ -276,6 +276,7 @@ def fullest(sizes: Sequence[int], room: int) -> list[int]:
     sums = [1]
     for size in sizes:
         sums.append(sums[-1] | (sums[-1] << size) & ((2 << room) - 1))
+        # No choice can fill more than all of the room.
         if sums[-1] >> room:
             break
     total = sums[-1].bit_length() - 1
@@ -302,6 +303,7 @@ class _Left:
         else:
             first = self.entries.pop(0)[2]
         trees, room = [first], max_tokens - first.load
+        # Only some trees are tried at a time, so others may still fit behind them.
         while places := self._fitting(room):
             # From the last on, because each `pop` moves the entries behind it.
             for index in reversed(fullest([-self.entries[place][0] for place in places], room)):
