@@ -84,6 +84,7 @@ async def answer_of(
             error: BaseException = InferenceError(
                 f"The model call ended as `{output.finish_reason}`, so its answer is not whole."
             )
+        # The timer ends a call by cancelling its task, so it alone knows whether this one ran out of time.
         except asyncio.CancelledError as cancellation:
             if not timer.turns_into_timeout(call):
                 raise

@@ -170,6 +170,7 @@ class OpenAIClient:
             raise InferenceError(
                 f"The server at {self.base_url} answered with something that is no JSON object."
             )
+        # Some servers tell a failure with status 200; any other status was an exception before.
         if reply.get("error"):
             raise InferenceError(f"The server at {self.base_url} failed: {error_text(reply)}")
         try:

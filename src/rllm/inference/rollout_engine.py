@@ -149,6 +149,7 @@ class RolloutEngine:
             params = replace(params, grammar=_grammar_of(self.clients[policy], response_schema))
         conversation = self._branches.conversation(branch_request, conversation_messages)
         request_messages = conversation_messages
+        # The ids of a tree have the thoughts in them, so each prompt begins a new one.
         if settings.history == "strip":
             request_messages, conversation.tree = (
                 [without_thoughts(message) for message in conversation_messages],
