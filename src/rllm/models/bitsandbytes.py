@@ -90,6 +90,7 @@ def adamw_step(
         state["exp_avg_sq"],
         beta1=betas[0],
         beta2=betas[1],
+        # These two are of another optimizer, AdEMAMix, which the same call serves.
         beta3=0.0,
         alpha=0.0,
         eps=eps,
@@ -120,6 +121,7 @@ class NF4Weight(Tensor):
     def __new__(cls, codes: Tensor, state: Any, is_transposed: bool = False) -> "NF4Weight":
         shape = torch.Size(state.shape)
         stride = (shape[1], 1)
+        # A tensor without storage: torch sees its shape and type, and the numbers are in `codes`.
         weight = Tensor._make_wrapper_subclass(
             cls,
             torch.Size(reversed(shape)) if is_transposed else shape,

@@ -148,6 +148,7 @@ class DecoderShape:
             config.get("sliding_window") if config.get("use_sliding_window", family == "mistral") else None
         )
         max_positions = _count(config, "max_position_embeddings", 2048)
+        # A window as long as the longest row hides nothing.
         is_windowed = window and not (isinstance(window, int) and window >= max_positions)
         if not plain_rope or is_windowed or config.get("hidden_act", "silu") != "silu":
             return None
@@ -357,6 +358,7 @@ class Decoder(nn.Module):
         x = F.embedding(tokens_N, self.embed.weight)
         for layer, block in enumerate(self.blocks):
             keep = keep_M if layer == self.shape.num_layers - 1 else None
+            # The sampler runs this model, too, and has no backward pass.
             if self.recomputes and torch.is_grad_enabled():
                 x = checkpoint(block, x, layer, cosines_and_sines, attend, keep, **ONLY_WHAT_ENTERS)
             else:
@@ -543,6 +545,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (grad,) = grads
         x, weight, inverse = ctx.saved_tensors
+        # Made again: kept from the forward pass it would take as much memory as `x`.
         x_norm = x * inverse
         grad_normed = grad * x_norm
         shrink = torch.matmul(grad_normed, weight).mul_(-1.0 / x.shape[-1]).unsqueeze(-1)
