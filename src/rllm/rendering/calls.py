@@ -136,6 +136,7 @@ class JsonCallReader:
         self._expect = _Expect.COLON
         if key == "name" and not self._name:
             self._value_of_key = _Expect.NAME
+        # The first of them alone: what was handed out of it cannot be taken back.
         elif key in ("arguments", "parameters") and self._arguments is None and not self.has_begun:
             self._value_of_key = _Expect.ARGUMENTS
         elif self._strict and key not in ("type", "id"):
@@ -183,6 +184,7 @@ class JsonCallReader:
 
     def _close(self, sink: CallSink) -> ReadVerdict:
         if not self.has_begun:
+            # Markup around an object with a name says that it is a call, so it is one without arguments.
             if not self._name or self._strict:
                 return ReadVerdict.FAILED
             self._begin(sink, "{}")

@@ -127,6 +127,7 @@ class ConversationIndex:
         """Add all beginnings of a prompt; `digests` are `message_digests(messages)`."""
         has_begun = False
         for message, digest in zip(messages, digests[1:], strict=False):
+            # Conversations of one program share their rules, which do not say which of them it is.
             has_begun = has_begun or message.get("role") not in ("system", "developer")
             if has_begun:
                 self._add_first(self._beginnings, digest, conversation)
@@ -136,6 +137,7 @@ class ConversationIndex:
         frame = _frame_of(message)
         digest = _digest(before + frame)
         self._add_first(self._beginnings, digest, conversation)
+        # An answer with nothing in it may be that of any conversation.
         if message.get("content") or message.get("tool_calls"):
             self._add_first(self._answers, _digest(frame), conversation)
         return digest

@@ -159,6 +159,7 @@ class ConversationTree:
             return
         alike.append(answer)
         self._keep(lambda: self._forget_answer(digest, answer))
+        # What `_undo` has for the one that goes finds nothing to forget then.
         if len(alike) > MAX_ALIKE:
             del alike[0]
 

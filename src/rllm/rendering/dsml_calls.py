@@ -69,6 +69,7 @@ class DsmlCallReader:
                 return ReadVerdict.FAILED
             self.rest = start[len(DSML_CLOSER) :]
             return ReadVerdict.DONE
+        # An answer may be cut off within the last tag: the calls before it are whole.
         if self._has_calls and final and DSML_CLOSER.startswith(start):
             self.rest = ""
             return ReadVerdict.DONE

@@ -326,6 +326,7 @@ class LlamaFormat(TagFormat):
         return grammar.rule("calls", 'body ( "; " body )*' if several else "body")
 
     def _text_or(self, grammar: Grammar, calls: str) -> str:
+        # The whole answer is a call where it begins with a brace, so text begins with another sign.
         grammar.rule("NO_CALL", r"/\s*[^{\s](?s:.*)/")
         return f"NO_CALL? | {calls}"
 

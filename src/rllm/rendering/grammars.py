@@ -75,6 +75,7 @@ class Grammar:
         thought = ""
         if thinking.token_ids is not None:
             opener, closer = (f"<[{each}]>" for each in thinking.token_ids)
+            # ANY matches no special token, so a thought ends at the first closing one.
             thought = f"ANY {closer} NEWLINES?"
             thought = thought if thinking.is_open else f"({opener} {thought})?"
         elif thinking.is_open:

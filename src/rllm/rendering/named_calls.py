@@ -24,10 +24,12 @@ MAX_HEAD = 2 * MAX_NAME
 
 _NAME = r"[\w.\-]+"
 _MISTRAL = re.compile(rf"\s*({_NAME})\s*(?:\[CALL_ID\]\w*\s*)?\[ARGS\]\s*(?=\{{)")
+# Beginnings of what `_MISTRAL` matches: such a text is not given back yet.
 _MISTRAL_BEGINNING = re.compile(r"\s*[\w.\-]*\s*(\[[A-Z_\]]{0,8}\w*\s*(\[[A-Z\]]{0,5}\s*)?)?")
 _DIRECT = re.compile(rf"\s*({_NAME})\s*{re.escape(SEPARATOR)}\s*(?=\{{)")
 _FENCED = re.compile(rf"\s*{_NAME}\s*{re.escape(SEPARATOR)}\s*({_NAME})\s*```(?:json)?\s*(?=\{{)")
 _WORD = re.compile(r"\s*[\w.\-]*\s*")
+# Beginnings of what `_FENCED` has behind the separator.
 _AFTER_SEPARATOR = re.compile(r"\s*(?:[\w.\-]+\s*(?:`{1,2}|```(?:j|js|jso|json)?\s*)?)?")
 
 
@@ -88,6 +90,7 @@ class SeparatedCallReader:
             final and verdict is ReadVerdict.MORE and self._at is not _At.VALUE
         ):
             self.rest, self._read_so_far = self._read_so_far + self.rest, ""
+        # An answer may be cut off within its last mark: the calls before it are whole.
         if final and verdict is ReadVerdict.MORE and sink.num_calls and self._is_a_mark_cut_off():
             self.rest = ""
             return ReadVerdict.DONE

@@ -256,6 +256,7 @@ def _answer_text(tokenizer: TextTokenizer, prompt: str, *, num_calls: int, text_
 
 def _gives_back(tool_format: ToolFormat, text: str, *, num_calls: int) -> bool:
     answer = tool_format.parse(text)
+    # Text that is left over is markup of another form.
     if len(answer.calls) != num_calls or answer.content.strip() or answer.unparsed_markup:
         return False
     return all(
