@@ -264,6 +264,7 @@ class _Run:
         try:
             while self.pending:
                 identity, task = self.pending.pop()
+                # Handed over all the same: each attempt that was submitted is settled exactly once.
                 if self._is_needless(identity):
                     results.put_nowait(
                         Episode(
@@ -290,6 +291,7 @@ class _Run:
                         await self._wait(vitals, tries)
                         tries += 1
                         self.engine.counts.retries += 1
+                        # A new session: the old one's conversation holds the turns of the try that failed.
                         following = self.engine.client.session((identity.task_id, identity.attempt))
                         session.close()
                         session = following

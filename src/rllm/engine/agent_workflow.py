@@ -160,6 +160,7 @@ class AgentWorkflowEngine:
 
     def live(self) -> list[LiveRollout]:
         """The attempts that are under way, the oldest first."""
+        # Copied: a watchdog asks from a thread of its own, while the loop adds and removes attempts.
         for attempt in list(self.rollouts.values()):
             attempt.vitals.waits_for = attempt.rollout_engine.waits_for or "workflow"
         return live_of(attempt.vitals for attempt in list(self.rollouts.values()))
@@ -208,6 +209,7 @@ class AgentWorkflowEngine:
         for place, name in enumerate(names):
             order[EpisodeId(task_id=str(name), attempt=attempts[name])] = place
             attempts[name] += 1
+        # Workers take from the end, so the first task stands last.
         pending = [(identity, tasks[place]) for identity, place in reversed(order.items())]
         run = _Run(self, pending, "", self.sampling, raise_on_error=self.raise_on_error)
         async with aclosing(run.episodes()) as episodes:
@@ -288,6 +290,7 @@ class _Run:
             tries = 1
             waves = self.engine.waves
             try:
+                # A member through all its tries: no wave leaves before its next try has asked.
                 with nullcontext() if waves is None else waves.member() as clients:
                     while True:
                         attempt = WorkflowAttempt(

@@ -154,6 +154,7 @@ def attempts_at(
                 f"The `task_id` {task_id!a} holds half of a surrogate pair, which is no text and cannot be "
                 "stored; write the whole character."
             ) from error
+    # 10 * 1.1 is 11.000000000000002: without the margin, rounding would start one attempt more.
     num_started = math.ceil(group_size * oversampling - 1e-9)
     pending = [
         (EpisodeId(task_id=task_id, attempt=attempt), task)
@@ -194,6 +195,7 @@ class ParallelLimit:
     def _hand_on(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
+            # Waiters that were cancelled are still in the queue, and a place given to one would be lost.
             if not turn.done():
                 turn.set_result(None)
                 return
@@ -227,6 +229,8 @@ async def play_all(
     with rare_full_collections():
         num_workers = min(places.limit, num_unsettled)
         workers = [asyncio.create_task(_in_a_place(places, work, results)) for _ in range(num_workers)]
+        # A worker's end stands in the same queue, behind its episodes: with all workers ended and the queue
+        # empty, an episode that is still missing will never come.
         num_running = len(workers)
         for worker in workers:
             worker.add_done_callback(results.put_nowait)
@@ -253,6 +257,8 @@ async def play_all(
                 counts.settle(result.outcome)
                 yield result
         finally:
+            # The workers close sessions and environments as they end, so they are awaited before the counts
+            # are settled. Episodes that wait in the queue are unsettled too: nobody has seen them.
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)

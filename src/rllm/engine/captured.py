@@ -67,6 +67,7 @@ class Captured:
             if limit := exhausted_limit(error.get("code")):
                 return limit, str(error.get("message"))
         answers = self.answers
+        # By id, because all choices of a call carry the usage of the whole call.
         num_sampled = sum({each.id: each.usage.get("completion_tokens", 0) for each in answers}.values())
         if 0 < budget.tokens <= num_sampled and answers[-1].finish_reason == FinishReason.LENGTH:
             return "tokens", f"An answer was cut off by the last of {budget.tokens} tokens."
@@ -75,6 +76,7 @@ class Captured:
     def infrastructure_error(self) -> dict[str, Any] | None:
         """The fault of the engine or server that no later try of the same call made good."""
         answers = self.answers
+        # SDKs retry by themselves: a failure counts only where no equal request was answered.
         for record in reversed(self.records):
             if _is_infrastructure(record) and not any(_same_request(record, other) for other in answers):
                 return record.error
@@ -257,6 +259,7 @@ def _fits(step: Step, record: CallRecord) -> bool:
         return False
     if not messages:
         return True
+    # A step's messages may end with its own answer, which is no part of the prompt.
     if messages[-1].get("role") == "assistant":
         answer = messages[-1].get("content") or ""
         if isinstance(answer, str) and answer != (record.response.get("content") or ""):

@@ -93,6 +93,7 @@ class EnvironmentPool:
                     self._waiting.remove(job)
                     raise
         self._num_out += 1
+        # No tick while nothing is out: an idle pool takes nothing of the loop's time.
         if self._timer is None:
             self._timer = self._loop.call_later(TICK_S, self._tick)
         return future
@@ -129,6 +130,8 @@ class EnvironmentPool:
             all_are_slow = all(worker.job and now > worker.started_at + SLOW_S for worker in self._busy)
             if self._waiting and all_are_slow:
                 try:
+                    # As many again as are awake: slow environments have all their threads within a few ticks,
+                    # and one slow moment does not start them all.
                     for _ in range(min(len(self._waiting), max(1, len(self._busy)))):
                         self._wake_one()
                 except RuntimeError as error:
@@ -165,6 +168,7 @@ class EnvironmentPool:
         while (job := self._next(worker)) is not None:
             result: Any = None
             error: BaseException | None = None
+            # A caller that was cancelled while its job waited needs no call any more.
             if not job.future.done():
                 try:
                     result = job.context.run(job.fn, *job.args)
@@ -175,7 +179,9 @@ class EnvironmentPool:
                         f"The environment raised {type(user_error).__name__}({error_text(user_error)})."
                     )
                     error.__cause__ = user_error
+                # Without the lock: an update that is lost only changes when threads are woken.
                 self._mean_s += 0.1 * (time.monotonic() - worker.started_at - self._mean_s)
+            # `_tick` has refused the job and taken it out of the count.
             if worker.is_replaced:
                 return
             self._done.append((job, result, error))

@@ -60,12 +60,14 @@ async def _cancelled_by_sigterm(coroutine: Coroutine[Any, Any, Result]) -> Resul
         if is_terminated:
             raise KeyboardInterrupt
         is_terminated = True
+        # A signal does not wake a loop that waits for I/O; a call from a thread does.
         loop.call_soon_threadsafe(task.cancel)
 
     try:
         with on_sigterm(terminate):
             return await coroutine
     except asyncio.CancelledError:
+        # Where somebody else has cancelled the task as well, the cancellation is theirs to see.
         if is_terminated and task.uncancel() == 0:
             raise KeyboardInterrupt from None
         raise
@@ -90,6 +92,7 @@ def _run_in_thread(coroutine: Coroutine[Any, Any, Result]) -> Result:
     thread = threading.Thread(target=work, name="rllm-run")
     thread.start()
     try:
+        # Python handles signals in the main thread, which waits here; the loop's own thread sees none.
         with on_sigterm(signal.default_int_handler):
             thread.join()
     except KeyboardInterrupt:

@@ -144,6 +144,7 @@ class FailureBudget:
             log.warning("%s and is left out: %s", where, _cause(failure))
 
     def _require_within_budget(self, failure: BaseException) -> None:
+        # Of the whole window, however few have ended: one failure of the first two says nothing yet.
         if self._num_failed <= self.max_failed_fraction * self._window:
             return
         (cause, count), *_ = Counter(filter(None, self._latest)).most_common(1)

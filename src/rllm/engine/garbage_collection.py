@@ -27,12 +27,16 @@ def rare_full_collections() -> Iterator[None]:
         young, middle, old = gc.get_threshold()
         _before.append((young, middle, old))
         if len(_before) == 1 and young:
+            # A full collection comes after some young * middle * old allocations. With `rare` in place of
+            # `young` the last threshold gives back what the first one has taken: the product grows
+            # LESS_OFTEN-fold.
             rare = max(young, YOUNG)
             gc.set_threshold(rare, middle, old and max(1, old * LESS_OFTEN * young // rare))
     try:
         yield
     finally:
         with _lock:
+            # Engines end in any order: only the first entry and the number of them matter.
             own = _before[0]
             _before.pop()
             if not _before:

@@ -92,6 +92,8 @@ class ProgramRunner:
         Raises OutOfTime, with the line that it is at. What the function raises is returned, not raised.
         """
         running = self._start(function, arguments, is_async)
+        # `wait` leaves the future alone when time is up; `wait_for` would cancel it, and the end that comes
+        # within the grace period would be lost.
         end = asyncio.wrap_future(running.end)
         try:
             await asyncio.wait({end}, timeout=timeout_s)
@@ -111,6 +113,7 @@ class ProgramRunner:
         if is_abandoned:
             self.num_abandoned += 1
             loop = running.loop
+            # Another program may have left this loop already, and a new one may be in its place.
             if loop is not None and loop is self._loop:  # perhaps it blocks the whole loop
                 loop.leave()
                 self._loop = None
@@ -250,9 +253,11 @@ class ProgramLoop:
             tasks.append(task)
             task.add_done_callback(settle)
 
+        # A task copies the context in which it is made: so `begin` runs in the caller's.
         self._loop.call_soon_threadsafe(begin, context=contextvars.copy_context())
 
         def stop() -> None:
+            # Behind `begin` in the queue of the loop, so the task is there by then.
             self._call(lambda: [task.cancel() for task in tasks])
 
         return _Running(end=end, stop=stop, place=lambda: self._place_of(tasks), loop=self)

@@ -55,6 +55,7 @@ class Records:
     def _require(self, episode: Episode) -> None:
         where = f"Episode {episode.id}"
         require_episode(episode, where)
+        # On a copy, because an episode that is refused later in this loop must leave no uid behind.
         uids = self._uids.copy() if len(episode.trajectories) > 1 else self._uids
         for trajectory in episode.trajectories:
             if trajectory.uid in uids:
@@ -65,6 +66,7 @@ class Records:
             if uids is not self._uids:
                 uids.add(trajectory.uid)
             for reward in (trajectory.reward or 0.0, *(step.reward for step in trajectory.steps)):
+                # Not `>`, which is false for NaN.
                 if not abs(reward) <= MAX_ABS_REWARD:
                     raise RewardError(
                         f"{where} has a reward of {reward:g} (role {trajectory.name!r}); rewards must be "
@@ -103,6 +105,7 @@ def _storable_part(source: Part, part: Part, episode_of: Callable[[Part], Episod
         if isinstance(value, dict) and isinstance(getattr(part, name), dict):
             keys = list(value) if len(value) <= _MAX_KEYS_TRIED else []
             choices += [{key: value[key]} for key in keys]
+        # The whole value first; key by key only where that fails.
         for number, choice in enumerate(choices):
             setattr(trial, name, choice)
             if not _is_storable(episode_of(trial)):

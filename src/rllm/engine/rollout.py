@@ -141,6 +141,7 @@ async def run_trajectory(
         hurry = True
         raise
     finally:
+        # Before the environment: a lockstep engine waits for every open session, and `close` may take long.
         if session is None:
             used_session.close()
         vitals.waits_for = "environment.close"
@@ -228,6 +229,7 @@ class _Rollout:
             async with asyncio.timeout_at(time_up) as scope:
                 self.vitals.interrupt = partial(_expire, scope)
                 try:
+                    # A stop that came before `interrupt` was set has ended nothing.
                     if self.vitals.stop_outcome is None:
                         await self.play()
                 finally:
@@ -235,6 +237,7 @@ class _Rollout:
         except _Ended as end:
             return end
         except TimeoutError:
+            # The scope's own: timeouts of model, environment and agent have become `_Ended` by now.
             pass
         except Exception as error:  # noqa: BLE001  the agent broke its contract, or gave what nobody can read
             return _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error, AGENT)
@@ -273,6 +276,7 @@ class _Rollout:
         """Turn after turn; ends by raising _Ended."""
         self.in_agent(self.agent.reset)
         self.trajectory = self.own_trajectory()
+        # 31 bits: environments hand their seed to generators such as NumPy's RandomState, which take 32.
         observation, info = await self.in_world(
             "environment.reset", self.world.reset(self.key.draw(0, "environment") % 2**31)
         )
@@ -431,6 +435,7 @@ class _Rollout:
         try:
             self.in_agent(lambda: self.agent.update_from_env(observation, reward, done, info))
         finally:
+            # What the environment paid is on record also when the agent raises.
             if self.trajectory.steps:
                 step = self.trajectory.steps[-1]
                 step.reward, step.done = reward, done
@@ -441,6 +446,7 @@ class _Rollout:
         except TerminationEvent as event:
             raise _Ended(event.reason, Outcome.TRUNCATED, event) from event
         except CONTRACT_ERRORS:
+            # The fault of a class and not of the policy: `end_of_play` says what it counts as.
             raise
         except KeyboardInterrupt:
             raise
@@ -457,6 +463,7 @@ class _Rollout:
         except ActionError as error:
             raise _Ended(TerminationReason.ERROR, Outcome.POLICY_FAILURE, error, ENVIRONMENT) from error
         except TimeoutError as error:
+            # Of one call. The timeout of the episode comes as a cancellation and is let through below.
             raise _Ended(
                 TerminationReason.TIMEOUT, Outcome.INFRASTRUCTURE_FAILURE, error, ENVIRONMENT
             ) from error

@@ -68,6 +68,7 @@ class SplitEngine:
     ) -> AsyncGenerator[Episode, None]:
         """Every episode of every rank, once all ranks have played theirs."""
         tasks = task_list(tasks)
+        # Before they are shared out: a place within one rank's share would name another task on each rank.
         tasks_with_ids = [with_id(task, place) for place, task in enumerate(tasks)]
         attempts_at(tasks_with_ids, group_size)  # refuses two tasks of one id, which may be on two ranks
         pairs: list[PlayedEpisode] = []

@@ -56,6 +56,7 @@ def claim_steps(
         steps_without_id,
         [call for call_id, call in by_id.items() if call_id not in owner],
         answer_of=lambda each: _answer_of(each[1]),
+        # A workflow may keep the whole answer, or the part without reasoning and tool calls.
         answers_of=lambda call: (call.output.text, call.output.content),
         fits=lambda each, call: (
             (each[0].name == call.role or each[0].name not in roles) and _fits(each[1], call)

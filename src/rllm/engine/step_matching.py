@@ -38,6 +38,7 @@ def match_by_content(
     fitting: list[list[int]] = []
     for step in steps:
         answer = answer_of(step)
+        # By answer first: comparing every step's messages with every call's is quadratic.
         places = range(len(calls)) if answer is None else by_answer.get(answer, [])
         fitting.append([place for place in places if fits(step, calls[place])])
     identities = cache(lambda place: identity_of(calls[place]))

@@ -96,6 +96,7 @@ class LoopWatchdog:
                 self._known_places.add(place)
                 self._on_blocked(place, self.limit_s)
             del before, after, same  # frames keep everything in them alive
+            # No second ping before the first is answered: one long call is reported once.
             while not answer.wait(self.limit_s) and not self._over.is_set():
                 pass
 
@@ -173,6 +174,8 @@ class ProgressWatchdog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
+        # The cancellation was the watchdog's own: left in the count, an `asyncio.timeout` around it would
+        # take it for somebody else's.
         if self._cancelled:
             self._task.uncancel()
         if self._error is not None:

@@ -161,6 +161,7 @@ class TracedEngine:
         self._places = ParallelLimit(self.num_parallel)
         self._runner = ProgramRunner()
         self._number = 0
+        # A ledger outlives engines, and the numbers of each begin anew.
         self._name = uuid.uuid4().hex[:8]
 
     @property
@@ -192,6 +193,7 @@ class TracedEngine:
             [task_of(task, place) for place, task in enumerate(tasks)], group_size, skip=skip
         )
         session_sampling, num_attempts = self._session_sampling(sampling), len(pending)
+        # In a thread: it may take long, and the gateway answers from this loop.
         if self.flow.prepare is not None:
             await asyncio.to_thread(self.flow.prepare)
         records = Records(PROGRAM, is_stored=self.stored)
@@ -289,6 +291,7 @@ class _Attempt:
             dataset_dir=task.dataset_dir,
             sub_dir=task.sub_dir,
         )
+        # For the evaluator, so with the answers: taken here, where the program cannot change it.
         self.row = copy.deepcopy(task.to_row())
         self.session = engine.gateway.open_session(
             session_id,
@@ -330,9 +333,11 @@ class _Attempt:
         except OutOfTime as late:
             error, num_abandoned = late, int(late.is_abandoned)
         finally:
+            # Before the calls are read: what is still on its way is then on record as broken off.
             await self.session.close()
         program_s = time.perf_counter() - start_s
         calls = Captured(self.session.traces())
+        # One `vitals` serves all tries, and may hold the failure of the one before.
         self.vitals.failure = None
         try:
             episode = await self._episode(result, error, calls, runner)
@@ -353,6 +358,7 @@ class _Attempt:
         role = self.engine.flow.name
         infrastructure = calls.infrastructure_error()
         cut_off = error.reason if isinstance(error, TerminationEvent) else None
+        # Before all else: a program that caught its client's error went on without an answer of the policy.
         if infrastructure is not None:
             cause = InferenceError(
                 f"A model call failed with status {infrastructure.get('status')}: "
@@ -390,6 +396,7 @@ class _Attempt:
             cause = episode.info.get("cause", f"{role} says that it ended in an error.")
             ended_in_error = AgentError(str(cause))
             failed = self._failed_episode(calls, outcome, ended_in_error, PROGRAM)
+            # The program's own notes stay, but `error` is the engine's record.
             failed.info = {**episode.info, **failed.info}
             failed.artifacts = episode.artifacts
             return failed

@@ -146,6 +146,7 @@ class WorkflowAttempt:
                 **copy_of(settings.workflow_args),
             )
         except (*CONTRACT_ERRORS, InferenceError, OSError):
+            # As they are: `_ended_by` tells by the type of an error what the attempt counts as.
             raise
         except KeyboardInterrupt:
             raise
@@ -177,6 +178,8 @@ class WorkflowAttempt:
             except asyncio.CancelledError:
                 await closing  # whoever is in a hurry waits for this all the same, or nobody would close
                 raise
+        # As the rollout engine noted it, whatever the workflow raised or returned: it may have gone on
+        # without the answer, and been paid for that.
         failure = self.rollout_engine.failure
         if failure is not None and end.outcome is not Outcome.CANCELLED:
             end = _failed_end(failure, place=MODEL)
@@ -391,6 +394,7 @@ class _Threads(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         """May be called from any thread."""
 
+        # `pool.call` belongs to the loop's thread, and a workflow may submit from one of its own.
         async def call() -> Any:
             return await self._pool.call(partial(fn, *args, **kwargs), timeout_s=self._timeout_s)
 
@@ -410,6 +414,8 @@ def _ended_by(error: BaseException) -> _End:
     """The end of an attempt that an exception stands for."""
     if (contract_error := broken_contract(error)) is not None:
         return _failed_end(contract_error)
+    # In a group of errors a service that failed decides: the others may be its consequence, and then they are
+    # no fault of the policy.
     causes = leaves_of(error)
     for cause in causes:
         if isinstance(cause, InferenceError | OSError):  # TimeoutError is an OSError

@@ -106,6 +106,7 @@ class EnvironmentWorker:
             async with limit:
                 return await awaitable
         except TimeoutError as late:
+            # A timeout of the environment's own calls, whose message says more.
             if not limit.expired():
                 raise
             raise TimeoutError(f"The environment did not answer within {self._step_timeout_s:g} s.") from late
@@ -119,6 +120,7 @@ class EnvironmentWorker:
             raise AgentError(f"The environment to play in is {env!r:.200}; it must be a rllm.BaseEnv.")
         with self._lock:
             self._env, too_late = env, self._over
+        # `_close` found no environment, so nobody else will close this one.
         if too_late:
             close_result: Any = env.close()
             if inspect.isawaitable(close_result):
