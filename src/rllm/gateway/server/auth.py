@@ -102,6 +102,7 @@ class Tokens:
 
     def _scope_of(self, token: str) -> TokenScope | None:
         assert self.run is not None, "without a token there is nothing to check"
+        # In a time that does not tell how many characters are right.
         if hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self.run.encode()):
             return EVERYTHING
         if not _SESSION_TOKEN.fullmatch(token):

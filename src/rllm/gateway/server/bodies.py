@@ -37,6 +37,7 @@ async def read_body(
     if http.content_length is not None and http.content_length > limit:
         raise _too_large(f"{http.content_length}", limit)
     if http.headers.get("Expect", "").lower() == "100-continue":
+        # Only now: a client that waits for it has not sent a body that is refused for its size.
         await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         http.writer.output_size = 0
     try:
@@ -66,6 +67,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     """Raises RequestRefused (400) for what is no JSON object or is nested too deeply to be worked with."""
     if not body:
         raise RequestRefused("The body is empty; send a JSON object.")
+    # An upper bound of the containers, before anything is parsed: brackets within texts count as well.
     num_brackets = body.count(b"{") + body.count(b"[")
     if num_brackets > MAX_CONTAINERS:
         raise RequestRefused(
@@ -142,6 +144,7 @@ async def _read(http: web.BaseRequest, limit: int, timeout_s: float) -> bytes:
             body += chunk
             if len(body) > limit:
                 raise _too_large("more", limit)
+            # Each byte that came buys time for the next ones, so a slow but steady body of any size arrives.
             timer.reschedule(deadline + len(body) / _SLOWEST_BYTES_PER_S)
     return bytes(body)
 
@@ -159,6 +162,8 @@ def _unpack(body: bytes, encoding: str, limit: int) -> bytes:
             if members > _MAX_GZIP_MEMBERS:
                 raise zlib.error(f"it has more than {_MAX_GZIP_MEMBERS} members")
             stream = zlib.decompressobj(wbits)
+            # At least 1, because 0 means no limit to zlib. The one byte beyond the limit shows that there is
+            # more.
             data += stream.decompress(body, limit + 1 - len(data))
             if len(data) > limit:
                 raise _too_large(f"unpacked more than {limit}", limit)

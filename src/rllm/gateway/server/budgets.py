@@ -46,6 +46,7 @@ class SessionBudget:
                 calls.setdefault(record.id, []).append(record)
         for records in calls.values():
             self._spend(records[0].usage, [len(each.completion_ids) for each in records])
+        # Records have unix times. From here on the monotonic clock counts, which nobody sets.
         self._began_s = time.monotonic() - (time.time() - began_at)
 
     async def admit(self, request: CallRequest, max_tokens: int | None) -> CallShare:
@@ -58,6 +59,7 @@ class SessionBudget:
             while True:
                 self._require_something_left()
                 turns_left, tokens_left = self._free()
+                # Every choice needs a token, or it would be asked for an answer of none.
                 enough_tokens = tokens_left is None or tokens_left >= request.n
                 if (turns_left is None or turns_left > 0) and enough_tokens:
                     break
@@ -110,6 +112,7 @@ class SessionBudget:
         return self._began_s + self.limits.seconds - time.monotonic() if self.limits.seconds else None
 
     def _spend(self, usage: dict[str, int], choice_tokens: Iterable[int]) -> None:
+        # Some servers give no ids, some no usage, and an answer that broke off has at most its ids.
         num_sampled = max(usage.get("completion_tokens", 0), sum(choice_tokens))
         self.turns += 1
         self.tokens += num_sampled

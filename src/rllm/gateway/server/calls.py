@@ -162,6 +162,7 @@ class Calls:
     ) -> ClientCall:
         """Begin a new call; it is accepted from here on."""
         call = ClientCall(request, session, placement, sink)
+        # Counted and known before the task runs, so that a shutdown at any moment finds and ends it.
         self._counts.num_accepted += 1
         self._in_flight.add(call)
         session.in_flight.add(call)
@@ -205,6 +206,7 @@ class Calls:
 
     def cancel(self, call: ClientCall, because: RequestRefused) -> None:
         """Stop the work. What is sampled already is recorded all the same."""
+        # What is being recorded is recorded whole: a cancelled append may have been written all the same.
         if call.is_ending or call.cancelled_because is not None:
             return
         call.cancelled_because = because
@@ -225,6 +227,8 @@ class Calls:
 
     async def finish(self, grace_s: float) -> None:
         """Let what is in flight end by itself for a while, then stop it."""
+        # `wait` does not cancel what is still running when the grace is over; that is for `_cancel`, with its
+        # reason.
         tasks = [each.task for each in self._in_flight if each.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=grace_s)
@@ -307,6 +311,7 @@ class Calls:
             answer = error.answer if isinstance(error.answer, Answer) else None
             raise
         except asyncio.CancelledError:
+            # Tokens that were sampled count against the budget, whoever no longer wants them.
             answer = answer_so_far(call.request, call.pieces, call.request.model)
             raise
         finally:
@@ -328,11 +333,15 @@ class Calls:
 
     async def _append(self, call: ClientCall, records: list[CallRecord]) -> None:
         session = call.session
+        # A call on disk whose session is not would lose its seed and limits in a crash. Shielded, because
+        # other calls wait for the same write.
         if session.store_task is not None:
             await asyncio.shield(session.store_task)
         try:
             await self._append_records(records, call.request.num_bytes)
         except CountError:
+            # A key that the client chose is kept. One of ours has a number, which this process may not know
+            # to be taken: by calls before a restart, or by requests that it has forgotten.
             if call.key.startswith("i-"):
                 raise
             self.retries.end(call.key)

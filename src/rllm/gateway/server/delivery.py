@@ -106,6 +106,7 @@ class EventSink:
             await self._write(self._begin() + self._stream().piece(piece))
             return
         self._passed_on = True
+        # Nothing overtakes an event that is held back, so all behind it is held back as well.
         if self._end_events or self._is_last(piece.raw):
             self._end_events.append(piece.raw)
         else:
@@ -176,6 +177,8 @@ class EventSink:
         return self._response
 
     def _is_last(self, raw: bytes) -> bool:
+        # With one choice its finish reason already tells a client that the answer is whole. With several only
+        # the end of the stream does.
         if self._request.n == 1 and _FINISHED.search(raw):
             return True
         is_chat = self._request.dialect in (Dialect.CHAT, Dialect.COMPLETIONS)

@@ -30,6 +30,7 @@ class DiskCheck:
         if self._checking is None:
             self._checking = asyncio.create_task(self._check())
         try:
+            # Shielded, because others wait for the same check, and a thread that writes cannot be cancelled.
             return await asyncio.wait_for(asyncio.shield(self._checking), _TIMEOUT_S)
         except TimeoutError:
             return False

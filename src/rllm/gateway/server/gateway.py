@@ -191,6 +191,8 @@ class Gateway:
             return
         self._is_closing = True
         if self._runner is not None:
+            # First no new connections, then the calls, then the handlers: a call that may still end within
+            # its grace has somebody to hand its answer to.
             for site in list(self._runner.sites):
                 await site.stop()
             await self.calls.finish(self._grace_s)
@@ -333,6 +335,7 @@ class Gateway:
         dialect = DIALECTS[route.dialect]
         try:
             body = await read_body(http, self._max_body_bytes, self._arrival_timeout_s)
+            # Behind the reading, which waits for the client, and before all that takes the loop's time.
             await self._pace.take()
             fields = await self._read(len(body), json_object, body)
             session = self.sessions.get(_session_id(http, route, scope, fields))
@@ -357,6 +360,8 @@ class Gateway:
         sink = None
         if request.stream:
             sink = EventSink(http, dialect, request, request.model or self._first_model())
+        # A call sends its pieces to the sink of the client that began it. Whoever joins it gets the whole
+        # answer at its end.
         is_retry = bool(placement.call or placement.records)
         if is_retry:
             self.counts.num_retries += 1
@@ -370,10 +375,12 @@ class Gateway:
                 if sink is None or not sink.has_started:
                     raise
                 return await sink.failed(error)
+            # Another one, where the key turned out to be taken when the call was recorded.
             placement.key = call.key
         try:
             return await self._deliver(http, dialect, request, answer, sink, is_retry)
         except (ConnectionError, asyncio.CancelledError):
+            # The answer is recorded and was not read: the client's retry gets this one and no second sample.
             self.calls.note_undelivered(placement.digest, placement.key)
             raise
 

@@ -23,6 +23,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         ) from error
     listening = socket.socket(family, kind, protocol)
     try:
+        # Or a gateway that is started again would wait for old connections in TIME_WAIT.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(BACKLOG)

@@ -97,6 +97,7 @@ class Management:
         await response.prepare(http)
         if http.method == "HEAD":
             return response
+        # In chunks: a large session is then not in memory a second time, as one text.
         part = bytearray(b"[")
         for number, record in enumerate(records):
             part += (b",\n" if number else b"") + record_json(record)
@@ -118,6 +119,7 @@ class Management:
         """
         in_memory = self._sessions.in_memory(session)
         if in_memory is not None:
+            # A session that reached the disk behind its own deletion would be there again.
             if in_memory.store_task is not None:
                 await asyncio.wait({in_memory.store_task})
             await self._calls.cancel_session(in_memory, session_closed())

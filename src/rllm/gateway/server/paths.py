@@ -221,6 +221,7 @@ def _route(path: str, token: str) -> Route | None:
         item = path.removeprefix(beginning)
         if item != path and "/" not in item:
             return Route(endpoint, token=token, item=unquote(item, errors="replace"))
+    # From the last one on: a session id may hold `/v1/` itself, and what no endpoint follows is part of it.
     place = path.rfind(_V1)
     while place >= 0:
         route = _under_v1(path[:place], path[place + len(_V1) :].strip("/"), token)

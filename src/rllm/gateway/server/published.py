@@ -164,6 +164,7 @@ class PublishedRoutes:
             server = await self._servers(_NO_WORKERS).add_server(url, _number(fields, "weight", 1.0))
         except ConfigError as error:
             raise RequestRefused(str(error), param="url") from error
+        # Known only once the server was asked, so one with another model is removed again.
         model, models = fields.get("model_name"), server.get("models") or []
         if model and models and model not in models:
             await self._servers(_NO_WORKERS).remove_server(server["url"])

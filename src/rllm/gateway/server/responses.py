@@ -38,6 +38,8 @@ class KeptResponses:
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
+        # `instructions` count for one request alone, so the earlier ones are cut off and the new ones stay in
+        # front.
         rules = request.messages[: _num_instructions(request.body)]
         messages = record.messages[_num_instructions(record.response_fields) :]
         answer = {name: value for name, value in record.response.items() if name != "reasoning_content"}

@@ -57,6 +57,8 @@ class Retries(Generic[CallT]):
         digest = _digest(session, dialect, body)
         key_of_client = headers.get("Idempotency-Key")
         if key_of_client:
+            # With the digest of the body: the same key with another body is another request. No digest in hex
+            # begins with `i`, so keys of the two kinds never meet.
             key = "i-" + _digest(key_of_client, dialect, digest).hex()
             return self._placement(session, digest, [key]) or Placement(key, digest)
         entry = self._entries.get(digest)
@@ -105,6 +107,7 @@ class Retries(Generic[CallT]):
         if entry.num_lost:
             entry.num_lost -= 1
             return None
+        # The latest first: an SDK marks the retry of what it asked last.
         keys = [_key(digest, number) for number in reversed(range(entry.count))]
         return self._placement(session, digest, keys)
 
@@ -145,6 +148,7 @@ def _key(digest: bytes, number: int) -> str:
 
 def _digest(session: str, dialect: Dialect, body: bytes) -> bytes:
     name = session.encode("utf-8", "surrogatepass")
+    # The length stands before the name, so that no other name and body make the same bytes.
     running = hashlib.sha256(b"%d:%b:%b:" % (len(name), name, dialect.encode()))
     running.update(body)
     return running.digest()[:16]

@@ -119,6 +119,7 @@ class SessionRegistry:
         session = self._sessions.get(session_id)
         data = (
             self._ledger.session_data(session_id)
+            # What is on its way to disk is not in the ledger yet; the session in memory has it already.
             if session is None or session.store_task is None
             else session.data()
         )
@@ -167,6 +168,8 @@ class SessionRegistry:
             if len(self._sessions) <= self._max_idle:
                 break
             oldest_id, oldest = next(iter(self._sessions.items()))
+            # A call, or what the session was created with, would otherwise end in an object that nobody finds
+            # any more. Busy ones go to the end, where they are looked at last.
             if oldest.in_flight or oldest.store_task is not None or oldest is session:
                 self._sessions.move_to_end(oldest_id)
             else:
