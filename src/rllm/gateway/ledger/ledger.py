@@ -36,6 +36,7 @@ from rllm.types.wire import CallRecord, CallStatus
 
 _COLUMNS = f"call, {', '.join(CallRow._fields)}"
 _IDLE_READERS = 4
+# A parent has a lower number than what goes on from it, so in this order it is decoded first.
 _CHAIN = f"""
     WITH RECURSIVE chain (number) AS (
         SELECT ?1
@@ -263,10 +264,13 @@ class Ledger:
             except IndexError:
                 connection = open_for_reading(self.path)
             try:
+                # One transaction, so that all statements of a reader see the same calls while others are
+                # written.
                 connection.execute("BEGIN")
                 yield connection
                 connection.execute("ROLLBACK")
             except BaseException:
+                # With a transaction that may still be open it is of no use to the next reader.
                 connection.close()
                 raise
         if len(self._idle) < _IDLE_READERS and not self._closed:

@@ -61,6 +61,7 @@ def pack_logprobs(logprobs: Sequence[float], where: object) -> bytes:
             f"{where}: `logprobs[{place}]` is {logprobs[place]}; a log-probability is a finite number. "
             "Record the call as an error, or without ids and log-probabilities."
         )
+    # `pack` rounds without a word; it raises only for what is beyond the range of 32 bits.
     try:
         short = struct.pack(f"<{count}f", *logprobs)
     except OverflowError:

@@ -64,6 +64,8 @@ class Trail:
         mine = self.digests[: limit // _BLOCK_BYTES * _DIGEST_BYTES]
         common = num_equal_digests(mine, digests) * _BLOCK_BYTES
         for place, theirs in ends:
+            # A block at the end is seldom full: without the ends, up to 1,023 bytes of each call would be
+            # stored again.
             if common < place <= limit and self._digest_at(place) == theirs:
                 common = place
         return common
@@ -86,6 +88,7 @@ def num_equal_digests(mine: bytes, theirs: bytes) -> int:
     count = min(len(mine), len(theirs)) // _DIGEST_BYTES
     if mine[: count * _DIGEST_BYTES] == theirs[: count * _DIGEST_BYTES]:
         return count
+    # The first `equal` digests agree, and the first `unequal` do not. So only what lies between is compared.
     equal, unequal = 1, count
     while unequal - equal > 1:
         middle = (equal + unequal) // 2
@@ -221,6 +224,8 @@ class Tips:
         """The tip that `tip` goes on from gives it its place."""
         tips = self._sessions.setdefault(session, [])
         self._sessions.move_to_end(session)
+        # A conversation needs one place however long it is, so parallel ones of a session do not push each
+        # other out.
         if prefix.continues and prefix.parent in tips:
             tips.remove(prefix.parent)
             self.num_bytes -= prefix.parent.num_bytes

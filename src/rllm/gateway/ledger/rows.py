@@ -148,6 +148,7 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
     )
     prefix = beginning.kept_of(tips)
 
+    # What is kept is equal, as JSON, to what was checked when it was stored.
     for message in record.messages[prefix.messages :]:
         require_json(message, where, "messages")
     require_json(record.response, where, "response")
@@ -161,6 +162,7 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
     if record.prompt is not None:
         small["prompt_is_text"] = isinstance(record.prompt, str)
     if small:
+        # Without its braces: the members of one object.
         members.append(writer.text(small, "record")[1:-1])
     return EncodedCall(
         record=record,
@@ -344,6 +346,7 @@ def _compressor() -> Any:
 
 
 def _unpacked_json(payload: bytes) -> dict[str, Any]:
+    # The first byte says how to read the rest: o by orjson, j by json, capitals where it is compressed.
     kind, text = payload[:1], payload[1:]
     if kind in b"OJ":
         text = zlib.decompressobj(_RAW).decompress(text)

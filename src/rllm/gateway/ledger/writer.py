@@ -99,6 +99,8 @@ class LedgerWriter:
 
     async def append(self, records: Sequence[CallRecord], num_bytes: int, num_open: int) -> None:
         """Returns when all of `records` are on disk."""
+        # Before the encoding: where a key becomes known meanwhile, `_commit` sees that the call was not
+        # searched for it, and lets nothing go on from the call.
         num_keys = num_known_keys()
         if num_bytes > _ENCODED_HERE_BYTES:
             calls, num_deletions = await asyncio.to_thread(self._encode, records)
@@ -152,6 +154,7 @@ class LedgerWriter:
         for record in records:
             with self._lock:
                 tips = self.tips.of(record.session)
+            # Choices of one call share its whole prompt, and none of them is on disk yet.
             siblings = [call.tip for call in calls[::-1] if call.record.session == record.session]
             calls.append(encode_call(record, siblings + tips))
         return calls, num_deletions
@@ -184,6 +187,8 @@ class LedgerWriter:
 
     def _gather(self, batch: list[_Append | _Change], took_s: float) -> None:
         """Put the next commit off, where more appends will come soon; `batch` came within `took_s`."""
+        # `per_s` is measured over the last commit and wait: what came in that time foretells what will come
+        # in the next.
         num_waiting = self._queue.qsize()
         num_open = max((item.num_open for item in batch if isinstance(item, _Append)), default=0)
         goal = min(num_open // 2, _MOST_GATHERED)
@@ -223,6 +228,8 @@ class LedgerWriter:
             if isinstance(item, _Append):
                 appends.append(item)
                 continue
+            # Appends are written together, but never past a change: what was appended before a deletion is
+            # deleted by it.
             self._write_calls(connection, appends)
             appends = []
             item.result = item.change(connection)
@@ -268,6 +275,7 @@ class LedgerWriter:
 
     def _write_alone(self, connection: sqlite3.Connection, item: _Append, rows: list[_NumberedRow]) -> None:
         """A second sample for a request that has one is refused, and with it its whole append."""
+        # Within the transaction, so that the other appends of the batch stay.
         connection.execute("SAVEPOINT alone")
         for call, row in zip(item.calls, rows, strict=True):
             try:
@@ -323,6 +331,7 @@ class LedgerWriter:
 
     def _start_afresh(self) -> None:
         """After a refused write the connection is given up: what it holds is not worth a guess."""
+        # Rows of sessions that were made in the refused transaction do not exist.
         self._session_rows.clear()
         if self._connection is not None:
             with suppress(sqlite3.Error):
