@@ -74,6 +74,7 @@ class SessionState:
         if record.status is not CallStatus.OK or not record.prompt_ids:
             return
         digest = hashlib.blake2b(array("q", record.prompt_ids).tobytes(), digest_size=16).digest()
+        # Once a call, as when it was answered, whatever number of choices it has.
         if record.choice == 0:
             self.num_asked(digest)
         if record.prompt is None:
@@ -126,6 +127,8 @@ class LocalCall:
             )
             for number, call in enumerate(answer.calls)
         ]
+        # A call that broke off in the middle: the answer ended for want of tokens, whatever whole calls stand
+        # before.
         cut_off = answer.unparsed_markup and output.finish_reason is FinishReason.LENGTH
         has_calls = bool(choice.tool_calls) and not cut_off
         choice.finish_reason = FinishReason.TOOL_CALLS if has_calls else output.finish_reason
@@ -175,6 +178,7 @@ class ChoiceStream:
             self.say(piece.text, logprobs)
             return
         events = self._events.feed(piece.text)
+        # Text that may become markup is held back, but each token has its log-probability in the stream once.
         if logprobs and not events:
             self._send(Piece(choice=self._choice.index, logprobs=logprobs))
         for event in events:

@@ -72,6 +72,7 @@ class FleetPolicy(LocalPolicy):
                 f"`weight` is {weight:g}; a fleet gives new conversations to the server with the least "
                 "to do, so leave it out."
             )
+        # One at a time, or the same server could join twice while the first is still being looked at.
         async with self._adding:
             try:
                 client = await self._connect(url)
@@ -108,6 +109,7 @@ class FleetPolicy(LocalPolicy):
             return
         first, expected = self._scores
         gap = max(abs(mine - theirs) for mine, theirs in zip(scores, expected, strict=True))
+        # Not `>`, which is false for NaN.
         if not gap <= AGREEMENT:
             raise CanaryError(
                 f"{client.base_url} and {first} differ by {gap:.2g} nats about the same text (limit "

@@ -153,6 +153,8 @@ class LocalPolicy:
         async with state.lock:
             thread = self._thread_for(chars if state.is_restored else _HISTORY)
             call = await thread.run(self._prepare, request, session, state)
+        # Without the lock: calls of one session sample side by side. Only reading and changing its
+        # conversations goes one after the other.
         self._in_flight += 1
         try:
             outputs = await self._sample(call, emit)
@@ -160,6 +162,8 @@ class LocalPolicy:
             self._in_flight -= 1
         if call.turn is not None:
             async with state.lock:
+                # Recorded once all of it is whole: a call that failed leaves no answer that a later prompt
+                # could go on from.
                 for choice in call.answer.choices:
                     call.tree.record(call.turn, choice.completion_ids, choice.message())
         prompt_tokens = len(call.prompt_ids)
@@ -304,6 +308,8 @@ class LocalPolicy:
         settings |= {name: session.sampling[name] for name in _SESSION_SAMPLING if name in session.sampling}
         params = {name: value for name, value in settings.items() if value is not None}
         if request.tokens_left is not None:
+            # Even shares, since all choices are sampled at the same time and none knows how long the others
+            # get.
             room = min(room, request.tokens_left // request.n)
         params["max_tokens"] = min(params.get("max_tokens", room), room)
         try:
@@ -331,6 +337,7 @@ class LocalPolicy:
                 choice.segment_reason = str(call.turn.reason)
         if emit is None:
             return await _all_of([self._one(call, index, None) for index in range(call.request.n)])
+        # The engine never waits for a client: what a slow reader has not taken yet stands in this queue.
         pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
 
         def on_arrival(piece: Piece) -> None:
@@ -350,6 +357,8 @@ class LocalPolicy:
                 await emit(piece)
             return await sampling
         finally:
+            # The engine has let go of the requests before the call ends, whether its client left or a piece
+            # could not be sent.
             sampling.cancel()
             await asyncio.wait({sampling})
 
@@ -403,6 +412,7 @@ def _seed(request: CallRequest, session_seed: int, digest: bytes, times_asked: i
 async def _all_of(works: Sequence[Awaitable[ModelOutput]]) -> list[ModelOutput]:
     if len(works) == 1:
         return [await works[0]]
+    # `gather` hands on the first error and leaves the others running, so they are ended here.
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)

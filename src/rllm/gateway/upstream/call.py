@@ -187,6 +187,7 @@ async def _hear(
         cause = error
         problem = _stream_error(url, error, http)
     answer = reader.answer()
+    # A connection that broke behind the end of the answer takes nothing from it.
     if problem is None or reader.complete:
         problem = _verdict(reader, answer, url)
     if problem is None:
@@ -239,6 +240,7 @@ async def _feed(
 ) -> None:
     """Events that arrived together are searched together and leave together, but for those that end the
     answer."""
+    # Two searches of all events at once, so that nearly no event has to be searched or parsed once more.
     together = b"\n".join([data for _, data in events])
     has_hint, has_version = hints_at_key(together), b"weight_version" in together
     raw: list[bytes] = []
@@ -250,6 +252,8 @@ async def _feed(
             if piece.raw is None:
                 await call.pass_on(piece)
             elif reader.complete:
+                # Apart from the others, so that whoever passes them on can hold back what ends the answer and
+                # nothing else.
                 await _flush(call, raw)
                 await call.pass_on(piece)
             else:

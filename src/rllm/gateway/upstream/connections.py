@@ -72,6 +72,8 @@ class UpstreamConnection(ResponseHandler):
         self.kept_since_s = 0.0
 
     def release(self) -> None:
+        # Bytes of a body that are not sent yet would have to leave before the next request does, to a server
+        # that has answered without them.
         if self.is_usable() and self.transport is not None and not self.transport.get_write_buffer_size():
             self._origin.keep(self)
         else:
@@ -82,6 +84,7 @@ class UpstreamConnection(ResponseHandler):
 
     def end(self) -> None:
         """Close it at once, with what was not sent yet."""
+        # `close` alone would first send the rest, to a server that may never read it.
         if self.transport is not None and self.transport.get_write_buffer_size():
             self.transport.abort()
         self.close()
@@ -213,6 +216,7 @@ class Connections:
             connection.start_timeout()
             while True:
                 message, content = await connection.read()
+                # Other codes below 200 only announce the answer that will follow.
                 if message.code == 101 or not 100 <= message.code <= 199:
                     return Response(message.code, message.headers, content, connection)
         except BaseException:

@@ -140,6 +140,7 @@ class Continuity:
 
     def _continuation(self, prompt: "PlacedPrompt") -> ConversationPlace | None:
         """The answer that the text goes on from."""
+        # From the longest beginning on, which is the latest answer that the prompt holds.
         for digest in reversed(prompt.digests):
             place = self._answers.get(digest)
             if place is not None:

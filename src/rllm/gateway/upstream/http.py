@@ -149,6 +149,7 @@ class HttpClient:
         """Status and JSON (None where there is none) of something small."""
         target = self._connections.target("GET", url)
         connect_timeout_s = min(self.connect_timeout_s, _PROBE_TIMEOUT_S)
+        # Beside the room for calls: a check that waited behind them would find a busy server dead.
         connection = await self._connection(target.origin, connect_timeout_s)
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):

@@ -200,10 +200,12 @@ class UpstreamPolicy:
 
     async def _try(self, call: UpstreamCall, upstream: Upstream, session: PolicySession) -> Answer:
         facts = self._facts[upstream]
+        # At the beginning of the try: weights that are changed while it samples are seen in `_finish`.
         call.policy_version = self._policy_version
         try:
             if not facts.is_probed:
                 await self._probe(upstream)
+            # Once for all tries: a call that goes to another server draws the same.
             if call.seed is None and call.request.seed is None and self._seeds(facts, call.request):
                 call.seed = _draws_of(session).seed_of(call.request, session.seed)
             answer, server_policy_version, capture = await self._ask(call, upstream, facts)
@@ -366,11 +368,13 @@ class UpstreamPolicy:
     async def _check(self, upstream: Upstream) -> None:
         """Raises OSError when the server is not well. Any answer that is no 5xx is a sign of life."""
         status, _ = await self._http.get(f"{upstream.root}/health")
+        # Not every server has /health, and each has its list of models.
         if status in (404, 405, 501):
             status, _ = await self._http.get(f"{upstream.url}/models")
         if status >= 500:
             raise OSError(f"its health check answered {status}")
         facts = self._facts[upstream]
+        # Behind one address there may be another server by now, with other fields and models.
         if not facts.is_probed or not upstream.in_service:
             facts.is_probed = False
             await facts.ready(upstream, self._http)

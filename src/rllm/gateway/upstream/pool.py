@@ -84,6 +84,8 @@ class Upstream:
         self.out_until = time.monotonic() + self.backoff_s()
 
     def backoff_s(self) -> float:
+        # The power is bounded as well: after a thousand failures in a row it would no longer fit into a
+        # float.
         longest = min(_FIRST_BACKOFF_S * 2 ** min(max(self.failures - 1, 0), 16), _LONGEST_BACKOFF_S)
         return longest * random.uniform(0.75, 1.25)
 
@@ -266,6 +268,7 @@ class UpstreamPool:
         while True:
             # Spread, so that many gateways do not ask one server at the same moment.
             await asyncio.sleep(self.checks.interval_s * random.uniform(0.5, 1.5))
+            # Like a call on trial: a failed check of a server that is out counts as one more failure.
             upstream.is_on_trial = not upstream.in_service
             try:
                 async with asyncio.timeout(self.checks.timeout_s):

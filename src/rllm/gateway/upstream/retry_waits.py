@@ -37,6 +37,8 @@ class Tries:
 
     def wait_before_next(self, failure: Failed, pool: UpstreamPool) -> float:
         """Seconds until the next try. Raises the error that the client gets when there is none."""
+        # Not counted, but once: a server that hangs up on new connections too looks the same, and would be
+        # asked without end.
         if failure.stale and not self.stale_excused:
             self.stale_excused = True
             return 0.0
@@ -48,6 +50,7 @@ class Tries:
             self.avoid.append(self.last)
         if pool.other_than(self.avoid):
             return 0.0
+        # All were tried, so all may be tried again, after a wait.
         self.avoid.clear()
         asked_s = _seconds(failure.error.retry_after)
         return self._within_bounds(self._backoff_s() if asked_s is None else asked_s, failure.error)

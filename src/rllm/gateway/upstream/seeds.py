@@ -33,6 +33,7 @@ class Draws:
         """The state after the calls that are in the ledger."""
         draws = cls()
         for record in records:
+            # One of them a call: `seed_of` counts calls and not choices.
             if record.status is CallStatus.OK and record.choice == 0:
                 draws._num_asked(_digest(record.messages, record.prompt, record.tools))
         return draws
