@@ -139,6 +139,7 @@ class ChatStream:
             "model": model,
             "system_fingerprint": None,
         }
+        # Without the closing brace: choices and the end are joined to it as bytes.
         self._head = b"data: " + orjson.dumps(chunk_fields)[:-1] + b',"choices":['
         self._tail = (b'],"usage":null' if request.include_usage else b"]") + b"}\n\n"
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
@@ -232,6 +233,7 @@ class ChatUpstream:
             model=text_of(reply.get("model")) or request.model,
             created=created_at if isinstance(created_at := reply.get("created"), int) else unix_time(),
         )
+        # The reply is given to the client as it is, and changed only once everything in it was heard.
         if same:
             answer.raw = reply
             if not given_id:

@@ -35,6 +35,8 @@ def hear(choice_read: HeardChoice, choice: dict[str, Any], delta: dict[str, Any]
     calls = delta.get("tool_calls")
     for place, call in enumerate(calls if isinstance(calls, list) else ()):
         if isinstance(call, dict):
+            # In a whole message the calls stand in order. In a delta the place says nothing: most hold one
+            # call each.
             whole = "message" in choice
             pieces.append(_hear_call(choice_read, call, place if whole else None))
     if isinstance(legacy := delta.get("function_call"), dict):

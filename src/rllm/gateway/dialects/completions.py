@@ -76,6 +76,7 @@ class CompletionsDialect:
         best_of = fields.integer("best_of", low=1)
         if best_of is not None and best_of < common_fields["n"]:
             raise fields.refusal("best_of", f"it must be at least `n`, which is {common_fields['n']}")
+        # Equal to `n` it changes nothing, so it is no reason to refuse the call.
         if best_of is not None and best_of > common_fields["n"]:
             changes["best_of"] = best_of
         if echo and num_alternatives is not None:  # then the prompt's log-probabilities are asked for too

@@ -81,6 +81,7 @@ def _messages(messages: list[Message]) -> list[dict[str, Any]]:
             blocks += [_tool_use(call) for call in message.get("tool_calls", ())]
         if not blocks:  # the protocol refuses turns in which nothing was said
             continue
+        # Results of parallel calls, which are several messages in chat, stand in one user message here.
         if anthropic_messages and anthropic_messages[-1]["role"] == role:
             anthropic_messages[-1]["content"] += blocks
         else:

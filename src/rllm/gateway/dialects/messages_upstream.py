@@ -189,6 +189,8 @@ class _Heard:
                 return self._think(text_of(block.get("thinking")))
             case "tool_use":
                 value = _object(block.get("input"))
+                # A streamed call begins with an empty `input`, whose text comes in deltas; a whole reply has
+                # all of it here.
                 call = WireToolCall(
                     id=text_of(block.get("id")),
                     name=text_of(block.get("name")),
@@ -268,6 +270,7 @@ def _object(value: object) -> dict[str, Any]:
 def _usage(usage: dict[str, int]) -> dict[str, int]:
     if not usage:
         return {}
+    # In this protocol `input_tokens` are those that were neither read from the cache nor written into it.
     num_cached = usage.get("cache_read_input_tokens", 0)
     read = usage.get("input_tokens", 0) + usage.get("cache_creation_input_tokens", 0) + num_cached
     return {

@@ -84,6 +84,8 @@ class EventReader(ABC):
             choice_read = self._choices.get(index)
             if choice_read is None:
                 choice_read = self._choices[index] = HeardChoice(index, keep_tokens=self.request.logprobs)
+                # A choice that begins late: until it has ended as well, finish reasons alone make no whole
+                # answer.
                 self.complete = False
             pieces += self.hear(choice_read, choice)
             if choice_read.finish_reason is not None:
@@ -107,6 +109,7 @@ class EventReader(ABC):
         self._has_begun = True
         self._created_at = created_at if isinstance(created_at := chunk.get("created"), int) else None
         self._model = text_of(chunk.get("model")) or self._model
+        # Its chunks are passed on as they are, so the record has to have the id that the client sees.
         if self.same_dialect:
             self.id = text_of(chunk.get("id")) or self.id
 
@@ -117,6 +120,8 @@ class EventReader(ABC):
                 return []
             del chunk["usage"]
             is_changed = True
+        # An event from which nothing had to be taken out goes on byte for byte: written again, its numbers
+        # and spaces could differ.
         if is_changed:
             try:
                 data = orjson.dumps(chunk)

@@ -65,6 +65,7 @@ def request_fields(request: CallRequest, *, size_names: tuple[str, ...]) -> dict
         body["top_k"] = request.top_k or -1  # the one number that all servers take for "off"
     if request.n != (body.get("n") or 1):
         body["n"] = request.n
+    # The session's limit takes the place of all names that the client used, so that no server reads another.
     sizes = [body[name] for name in size_names if body.get(name) is not None]
     if request.max_tokens is not None and request.max_tokens not in sizes:
         for name in size_names:
@@ -134,6 +135,8 @@ class HeardChoice:
         """Finish reason and ids, which all protocols have in the same place."""
         if isinstance(reason := choice.get("finish_reason"), str) and reason:
             self.finish_reason = reason
+            # vLLM and SGLang; where a token and no text ended the answer, it is the token's id, which is no
+            # text.
             stop_reason = choice.get("stop_reason", choice.get("matched_stop"))
             if isinstance(stop_reason, str):
                 self.stop_sequence = stop_reason
@@ -152,6 +155,7 @@ class HeardChoice:
             self.arguments.append([])
             self.place_of_call[place if index is None else index] = place
         call = self.calls[place]
+        # Id and name come in the first part, or in a later one: the first of each counts.
         call.id = call.id or call_id
         call.name = call.name or name
         if arguments:
@@ -203,6 +207,7 @@ class HeardChoice:
 
     def _tokens(self, has_echo: bool) -> tuple[list[int], list[float], str]:
         ids = self.completion_ids
+        # Names count only where each token has one that is an id: else ids and log-probabilities would shift.
         if not ids and not has_echo and len(self.named_ids) == len(self.logprobs):
             ids = self.named_ids
         values = self.logprobs

@@ -104,6 +104,7 @@ class _Conversation:
         if not texts:
             return
         turn = self.turn
+        # A model thinks before it writes, so a thought behind text or calls begins the next answer.
         if turn is None or turn["content"] is not None or "tool_calls" in turn:
             turn = self._begin_turn()
         turn["reasoning_content"] = turn.get("reasoning_content", "") + "".join(texts)

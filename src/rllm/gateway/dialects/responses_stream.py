@@ -162,6 +162,8 @@ class ResponsesWriter:
         if choice.reasoning and not self._items:
             events += self._say("reasoning", choice.reasoning)
         text_so_far = "".join(item.text for item in self._items if item.kind == "message")
+        # Only what continues the pieces: what was sent cannot be taken back, so a text that differs is left
+        # as it went out.
         if len(choice.text) > len(text_so_far) and choice.text.startswith(text_so_far):
             rest = choice.token_logprobs if not text_so_far else ()
             events += self._say_text(choice.text[len(text_so_far) :], rest)

@@ -100,6 +100,7 @@ class ResponsesReader:
 
     def answer(self) -> Answer:
         items = self._response.get("output")
+        # Until its last event a response has no `output`, or an empty one.
         if not self._complete or not isinstance(items, list):
             items = self._items_so_far()
         return _answer(self._request, self._response, [item for item in items if isinstance(item, dict)])

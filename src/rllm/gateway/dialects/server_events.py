@@ -22,6 +22,7 @@ def event_up_to(field: str, data: dict[str, Any]) -> bytes:
 
 def as_it_came(event: str, data: bytes) -> Piece:
     """An upstream's event for a client that speaks the same protocol."""
+    # Data of several lines is an event of several `data:` lines; put in as it is, its rest would be lost.
     if b"\n" in data:
         data = data.replace(b"\n", b"\ndata: ")
     if event and event != "message":

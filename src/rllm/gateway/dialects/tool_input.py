@@ -25,6 +25,7 @@ def tool_input(arguments: str) -> dict[str, Any]:
         return {}
     try:
         value = orjson.loads(arguments)
+        # Tried out with the levels around it, because orjson tells its limit only by failing.
         inner: Any = value
         for _ in range(_DEEPER):
             inner = [inner]
