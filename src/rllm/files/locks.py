@@ -40,6 +40,7 @@ def take_lock(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         _lock_for_writing(descriptor)
+        # Under the lock, so the number in the file is always that of the last process that had it.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:

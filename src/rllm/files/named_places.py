@@ -105,6 +105,8 @@ class NamedPlaces:
     def _lock(self) -> Iterator[None]:
         with StorageErrors(rllm_home()):
             rllm_home().mkdir(parents=True, exist_ok=True)
+            # A file of its own, because `write_atomic` puts a new file in the place of the one that was
+            # locked.
             lock_file = rllm_home() / f".{self.kind}s.lock"
             descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -129,6 +129,8 @@ class EpisodeFilter:
         for operator, ids in (("IN", self.ids), ("NOT IN", self.without or None)):
             if ids is not None:
                 clauses.append(f"episodes.id {operator} (SELECT value FROM json_each(?))")
+                # As one value: SQLite has a limit of values in a statement, and a page may name any number of
+                # ids.
                 values.append(json.dumps(list(ids)))
         return f"WHERE {' AND '.join(clauses)}" if clauses else "", values
 

@@ -130,6 +130,7 @@ class EncodedEpisodes:
         return len(self._entries)
 
     def add(self, episode: Episode, encoding: EncodedEpisode) -> None:
+        # An id is another object's as soon as its own is gone, so the entry goes with the episode.
         key = id(episode)
         self._entries[key] = weakref.ref(episode, lambda _: self._entries.pop(key, None)), encoding
 
@@ -228,6 +229,7 @@ def _trajectory_fields(trajectory: Trajectory, episode: Episode) -> dict[str, An
         "info": trajectory.info,
         "steps": [],
     }
+    # Nearly all trajectories have the episode's own task, which is then stored once.
     if trajectory.task is not episode.task:
         fields["task"] = trajectory.task
     return fields
@@ -240,6 +242,7 @@ def _step_row(index: int, position: int, step: Step, before: Step | None, where:
         position=position,
         reward=_finite(step.reward, where),
         num_prompt_ids_kept=num_kept,
+        # Only prompts need 64 bits: they hold the ids of images.
         prompt_ids=_pack(
             step.prompt_ids[num_kept:] if num_kept else step.prompt_ids, "BHIQ", where, "prompt_ids"
         ),
@@ -330,6 +333,8 @@ def _num_ids_kept(before: Step, prompt_ids: Sequence[int]) -> int:
     """The number of tokens that a prompt shares with the beginning of the step before: its prompt and
     answer."""
     ids_before = before.prompt_ids
+    # Views of one row agree as far as both reach. Of them only the answer is compared, which may have been
+    # written anew.
     if type(ids_before) is not Prefix or not ids_before.shares_row_with(prompt_ids):
         return _num_equal([*ids_before, *before.response_ids], prompt_ids)
     if len(prompt_ids) < len(ids_before):

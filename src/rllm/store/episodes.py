@@ -79,6 +79,7 @@ class EpisodeStore:
                 require_readable(connection, path)
             else:
                 connection.execute("PRAGMA journal_mode = WAL")
+                # With a WAL this never damages the file; a power cut may take the last commits.
                 connection.execute("PRAGMA synchronous = NORMAL")
                 migrate(connection, path)
             closed_unless_all_is_well.pop_all()
@@ -113,6 +114,8 @@ class EpisodeStore:
                 ((row_id, *step_row) for row_id, (_, step_rows, _) in by_id for step_row in step_rows),
             )
             save_images(connection, {row_id: each for row_id, (_, _, each) in by_id if each})
+            # An image that several episodes show is kept once, so no cascade knows when the last of them is
+            # gone.
             if deletion.rowcount:
                 forget_unused_images(connection)
 
@@ -265,6 +268,7 @@ class EpisodeStore:
                 yield self._connection
                 self._connection.execute("COMMIT")
             finally:
+                # A COMMIT that the disk refuses may have ended the transaction, or not.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
 
@@ -280,6 +284,7 @@ def connect_store(path: Path, *, read_only: bool) -> sqlite3.Connection:
     connection = sqlite3.connect(
         uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
+    # Off unless a connection asks: with it the steps and images of an episode are deleted with the episode.
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
 

@@ -23,6 +23,7 @@ from rllm.types.episode import Outcome, TerminationReason
 from rllm.types.messages import FinishReason, LogprobMeaning
 from rllm.types.task import Task
 
+# What holds itself ends in a RecursionError, so nothing has to be remembered of the values that were seen.
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 _TUPLE, _PAIRS, _TASK, _PATH, _TAGGED = "__tuple__", "__pairs__", "__task__", "__path__", "__tagged__"
 _DEEPEST = 100
@@ -170,6 +171,7 @@ def _with_tags(value: Any, where: str, place: _Place, depth: int = 0) -> Any:
     if isinstance(value, tuple):
         return {_TUPLE: _with_tags(list(value), where, place, depth)}
     if isinstance(value, dict):
+        # A dict of a user's that looks like a tag is written as pairs, or it would be read as one.
         if all(isinstance(key, str) for key in value) and not (value.keys() & _UNTAG.keys()):
             return {key: _with_tags(each, where, (place, key), depth + 1) for key, each in value.items()}
         return {_PAIRS: _with_tags([list(pair) for pair in value.items()], where, place, depth)}

@@ -60,6 +60,7 @@ class RunDirectory:
         new_directories = _make(path)
         with StorageErrors(path):
             contents = {each.name for each in path.iterdir()}
+            # A run that was killed before it wrote its configuration has a lock and nothing else.
             if contents and (not contents & {CONFIG, STORE, LOCK} or _is_model(path)):
                 raise ConfigError(
                     f"{path} holds files of something else ({', '.join(sorted(contents)[:3])}) and no run; "
@@ -69,6 +70,7 @@ class RunDirectory:
                 path.chmod(0o700)
             lock = take_lock(path / LOCK)
             run = cls(path, lock_descriptor=lock, made=new_directories, was_empty=not contents)
+            # Only under the lock: before it, these may be files that another writer is just writing.
             for each in (path, *(each for each in path.iterdir() if each.is_dir())):
                 remove_leftovers(each)
         return run
