@@ -48,6 +48,7 @@ class MultiTurnWorkflow(Workflow):
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
         self.reset(task, uid)
         await self._in_env("from_dict", lambda: self._make(task))
+        # 31 bits: environments hand their seed to generators such as NumPy's RandomState, which take 32.
         seed = self.rollout_engine.draw("environment") % 2**31
         observation, info = unpack_reset(
             self.env, await self._in_env("reset", lambda: call_reset(self.env, seed))

@@ -141,6 +141,7 @@ class WorkerSteps:
                 f"There is no worker `{name}`; the workflow's `workers` has "
                 f"{', '.join(self.contracts) or 'none'}."
             )
+        # Calls of one worker are told apart by their number, also where their inputs are equal.
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         started_s = time.perf_counter()
         record: dict[str, Any] = {"worker": name, "version": contract.version, "status": "retryable_error"}
@@ -186,6 +187,7 @@ class WorkerSteps:
                     self.trajectories.append(trajectory)
                     record["status"] = str(RunStatus.OK)
                     return WorkerStep(outputs=outputs, trajectory=trajectory, observability=record)
+                # Without a penalty such an answer is no part of the episode: its call is only counted.
                 if self.penalty is not None:
                     trajectory.steps[-1].reward = trajectory.reward = self.penalty
                     self.trajectories.append(trajectory)

@@ -183,6 +183,7 @@ class Workflow(ABC):
                 over = members.over
                 if not over and not any(env is each for each in members.environments):
                     members.environments.append(env)
+            # Outside the lock, because `close` is a user's code and may take long.
             if over:
                 env.close()
                 raise TimeoutError(f"{type(env).__name__} was ready only after its attempt had ended.")
@@ -240,6 +241,7 @@ class Workflow(ABC):
         r_i += c (r_i - r_{i-1}) with c = `reward_bonus_coeff`.
         """
         steps = trajectory.steps
+        # A copy: each difference is one of rewards that were paid, not of shaped ones.
         rewards = [step.reward for step in steps]
         for place in range(1, len(steps)):
             steps[place].reward += self.reward_bonus_coeff * (rewards[place] - rewards[place - 1])
