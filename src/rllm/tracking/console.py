@@ -210,6 +210,7 @@ class LiveView:
             if name.startswith("failed.")
         }
         num_unnamed = int(metrics.get("failed", 0)) - sum(kinds.values())
+        # Adding counters drops what is not above 0, so no kind is shown with a count of none.
         self._failed += Counter(kinds) + Counter({_OTHER: num_unnamed})
 
     def _left_s(self) -> float | None:

@@ -65,6 +65,7 @@ class JsonlTracker:
             while num_written < len(line):
                 num_written += os.write(self._descriptor, line[num_written:])
         finally:
+            # A full disk may take a part of the line, and the next line would go on in it.
             if 0 < num_written < len(line):
                 os.ftruncate(self._descriptor, size_before)
 

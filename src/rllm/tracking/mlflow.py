@@ -59,6 +59,7 @@ class MlflowSink:
             new_run = self._client.create_run(experiment_id, tags={_DIRECTORY: directory}, run_name=run.name)
             self._id = new_run.info.run_id
             settings = [Param(key, str(value)[:MAX_PARAM_CHARS]) for key, value in _flat(run.config).items()]
+            # MLflow takes at most 100 parameters a request.
             for start in range(0, len(settings), 100):
                 self._client.log_batch(self._id, params=settings[start : start + 100])
 

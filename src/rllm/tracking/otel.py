@@ -44,6 +44,7 @@ class OtelSink:
         resource = Resource.create().merge(
             Resource({SERVICE_NAME: "rllm"}).merge(OTELResourceDetector().detect())
         )
+        # Never by itself within the life of a run: `log` sends each line, and hears whether it was taken.
         self._reader = PeriodicExportingMetricReader(OTLPMetricExporter(), export_interval_millis=2**31)
         self._provider = MeterProvider([self._reader], resource=resource)
         self._meter = self._provider.get_meter("rllm.tracking")

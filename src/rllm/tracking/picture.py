@@ -208,6 +208,7 @@ def _new_figure(title: str, x_axis: XAxis, *, unit: str = "success rate") -> tup
 
 
 def _draw_points(axes: "Axes", points: _Points, color: str, marker: str, label: str) -> None:
+    # Rounding may put the end of an interval on the wrong side, and matplotlib refuses negative lengths.
     below = [max(0.0, rate - low) for rate, low in zip(points.rate, points.low, strict=True)]
     above = [max(0.0, high - rate) for rate, high in zip(points.rate, points.high, strict=True)]
     axes.errorbar(

@@ -120,6 +120,7 @@ class BufferedSink:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        # With a limit, because a foreign program may hang. The thread is a daemon and ends with the process.
         self._thread.join(CLOSE_S_OF_DOWN if self._is_down else CLOSE_S)
         num_left = len(self._lines) + self.num_dropped + self.num_failed
         if num_left:
@@ -154,6 +155,7 @@ class BufferedSink:
             return self._lines.popleft()
 
     def _retried(self, work: Callable[[], Any]) -> Any:
+        # One try a line while it is down: with all waits each would take 10 s, and the queue would overflow.
         for wait_s in () if self._is_down else RETRY_S:
             try:
                 return work()

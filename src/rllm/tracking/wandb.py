@@ -64,6 +64,7 @@ class WandbSink:
         self._phases: set[str] = set()
 
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
+        # Steps begin at 0 in every phase, and W&B's own counter only grows: each phase gets its own axis.
         if phase not in self._phases:
             self._phases.add(phase)
             self._run.define_metric(f"{phase}/step")
