@@ -158,6 +158,7 @@ class AgentExecutionEngine:
 
     def live(self) -> list[LiveRollout]:
         """The rollouts that are under way, the oldest first."""
+        # Copied: a watchdog asks from a thread of its own, while the loop adds and removes rollouts.
         return live_of(list(self.rollouts.values()))
 
     async def run(
@@ -183,6 +184,8 @@ class AgentExecutionEngine:
         run = _Run(self, pending, purpose, sampling or self.sampling, group_size if many > 1.0 else 0)
         try:
             with LoopWatchdog(known_places=self._blocking_places):
+                # Closed at once where the iteration is left early: else its workers would play on until the
+                # garbage collector came.
                 async with aclosing(
                     play_all(pending, run.work, self._places, self.counts, run.quota)
                 ) as episodes:
@@ -353,6 +356,7 @@ class _Run:
             return failed_trajectory(Trajectory(), contract_error, AGENT, vitals)
         trajectory = await run_trajectory(
             agent,
+            # A function, because making an environment may block: it is called in a thread of the pool.
             lambda: made_of(engine.env_class, copy_of({**task, **engine.env_args})),
             engine.client,
             pool=self.pool,

@@ -315,6 +315,7 @@ class _Run:
                         tries += 1
                         counts.retries += 1
             finally:
+                # An attempt that could not be made was never listed.
                 rollouts.pop((self.purpose, identity), None)
             episode.info["tries"] = tries
             episode, error = self.records.keep(episode, error)

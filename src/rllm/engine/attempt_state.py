@@ -50,6 +50,7 @@ class Vitals:
 
     def stop(self, outcome: Outcome) -> None:
         """End the rollout now: it counts as `outcome`."""
+        # The first reason stays: who was told to stop may be told again for another one.
         if self.stop_outcome is None:
             self.stop_outcome = outcome
             if self.interrupt is not None:

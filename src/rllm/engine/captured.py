@@ -352,6 +352,7 @@ def _finite(number: str) -> float:
     return value
 
 
+# Timeouts and rate limits are of the servers, although their statuses are those of a client's faults.
 _INFRASTRUCTURE_STATUS = (408, 429)
 _OF_THE_CLIENT = ("client_disconnected", "session_closed")
 

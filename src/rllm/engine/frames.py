@@ -23,6 +23,7 @@ def frames_of_task(task: "asyncio.Task[Any]") -> list[FrameType]:
     """Frames of a task that waits, from its own function to what that waits in."""
     awaiting: Any = task.get_coro()
     frames: list[FrameType] = []
+    # Ends at a future, or at a generator, which have no such frame.
     while (frame := getattr(awaiting, "cr_frame", None)) is not None:
         frames.append(frame)
         awaiting = awaiting.cr_await

@@ -145,6 +145,7 @@ async def run_trajectory(
         if session is None:
             used_session.close()
         vitals.waits_for = "environment.close"
+        # Who is not in a hurry waits for `step_timeout_s` at most, which limits every call of an environment.
         close_error = await world.close(HURRY_S if hurry else None)
         if pool is None:
             used_pool.close()
@@ -257,6 +258,7 @@ class _Rollout:
             require_trajectory(self.trajectory, f"{name}.trajectory")
         except Exception as error:  # noqa: BLE001  of users' values, which may do anything when looked at
             cause: BaseException = contract_error_of(error, f"{name}.trajectory cannot be read")
+            # What can be read of it stays on record, as all that was sampled does.
             steps: Any = self.trajectory.steps
             self.trajectory = Trajectory(
                 steps=[each for each in steps if isinstance(each, Step)] if isinstance(steps, list) else []
@@ -268,6 +270,7 @@ class _Rollout:
                 return end
             except RewardError as error:
                 cause = error
+        # It has failed before, and that cause says more.
         if end.outcome not in PAID:
             return end
         return _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, cause, AGENT)
@@ -352,6 +355,7 @@ class _Rollout:
     def max_tokens_left(self, messages: list[Message], tools: Tools) -> int:
         """Tokens that the next answer may have. Raises BudgetExceeded when there is none."""
         most = self.sampling.max_tokens
+        # No limit depends on the length of a prompt, so none is measured, which costs a rendering.
         if self.meter is None:
             return min(most, self.limits.budget.max_turn_tokens or most)
         measure: Callable[..., int] | None = getattr(self.session, "prompt_tokens", None)

@@ -44,6 +44,7 @@ class SplitEngine:
     @property
     def counts(self) -> EpisodeCounts:
         """Counts of all ranks; those of the others as of the end of the last `run`."""
+        # Copied, or the numbers of the others would be added to the engine's own.
         total = replace(self._engine.counts, by_outcome=dict(self._engine.counts.by_outcome))
         for other in self._of_others:
             for each in fields(EpisodeCounts):
@@ -76,6 +77,7 @@ class SplitEngine:
             run = self._engine.run(mine, group_size=group_size, purpose=purpose, sampling=sampling, skip=skip)
             pairs = await _play_share(run, self._engine, self._ranks, purpose)
         own_rows = [rows for _, rows in pairs]
+        # In a thread, because it waits for the slowest rank.
         all_parts = await asyncio.to_thread(self._ranks.gather, (own_rows, self._engine.counts))
         self._of_others = [counts for rank, (_, counts) in enumerate(all_parts) if rank != self._ranks.rank]
         for rank, (part, _) in enumerate(all_parts):
@@ -156,6 +158,7 @@ async def _beating(engine: EpisodeEngine, ranks: RankGroup, place: str) -> Async
             await asyncio.sleep(LOOK_EVERY_S)
             counts = engine.counts
             now = (counts.turns, counts.settled, counts.retries)
+            # Only for what moved: the others must find out when this rank stands still.
             if now != before:
                 ranks.beat(place)
             before = now

@@ -58,6 +58,7 @@ def claim_steps(
         answer_of=lambda each: _answer_of(each[1]),
         # A workflow may keep the whole answer, or the part without reasoning and tool calls.
         answers_of=lambda call: (call.output.text, call.output.content),
+        # Names of trajectories tell calls apart only where calls were made under these names.
         fits=lambda each, call: (
             (each[0].name == call.role or each[0].name not in roles) and _fits(each[1], call)
         ),

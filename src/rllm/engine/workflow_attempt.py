@@ -231,6 +231,7 @@ class WorkflowAttempt:
 
     async def _run(self) -> tuple[Episode | None, _End]:
         loop = asyncio.get_running_loop()
+        # It may have been stopped while it waited for this try.
         if self.vitals.stop_outcome is not None:
             return None, _End(reason=TerminationReason.UNKNOWN, outcome=self.vitals.stop_outcome)
         try:

@@ -85,6 +85,7 @@ class EnvironmentWorker:
         with self._lock:
             self._over = True
             env = self._env
+        # The one that is inherited does nothing, so no thread is woken for it.
         if env is None or type(env).close is BaseEnv.close:
             return None
         try:

@@ -181,6 +181,8 @@ class Workflow(ABC):
             members = self.__members
             with members.lock:
                 over = members.over
+                # Once, also where it is registered and then becomes an attribute, or it would be closed
+                # twice.
                 if not over and not any(env is each for each in members.environments):
                     members.environments.append(env)
             # Outside the lock, because `close` is a user's code and may take long.
