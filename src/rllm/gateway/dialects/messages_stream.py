@@ -99,6 +99,8 @@ class MessagesWriter:
         index = self._num_blocks
         self._num_blocks += 1
         self._open = kind
+        # The delta's own JSON within that of the event, both up to the text; `_say` adds the text and closes
+        # both.
         head = event_up_to(kind, {"type": f"{kind}_delta"})
         event = event_up_to("delta", {"type": "content_block_delta", "index": index})
         self._delta_heads[kind] = event + head[head.index(b"{") :]

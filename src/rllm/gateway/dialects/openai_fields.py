@@ -234,6 +234,7 @@ def penalties(fields: Fields, idle: Mapping[str, tuple[Any, ...]]) -> dict[str, 
     biases = Fields(fields.mapping("logit_bias") or {}, "logit_bias")
     for token in biases.body:
         biases.number(token, low=-_BIAS_LIMIT, high=_BIAS_LIMIT)
+    # A field that stands in neither table is its own idle value: what nobody knows is let through.
     changes = {
         name: value
         for name, value in fields.body.items()

@@ -153,6 +153,7 @@ def grammar_of(request: CallRequest, tool_format: ToolFormat | None, plain_forma
     if tool_format is None or choice.mode is ToolMode.NONE:
         return "" if schema is None else plain_format.schema_grammar(schema)
     strict = any(tool["function"].get("strict") for tool in request.tools)
+    # Nothing is asked for that a model could not write by itself, so it samples without a grammar.
     if not strict and request.parallel_tool_calls and schema is None:
         return ""
     return tool_format.grammar(

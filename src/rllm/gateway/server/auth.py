@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from rllm.errors import ConfigError, RequestRefused
 
 _NAME_BYTES = _PROOF_BYTES = 16
+# Name and proof are 32 bytes, which base64 writes in 43 characters and a `=` that is left out.
 _SESSION_TOKEN = re.compile(r"s-[A-Za-z0-9_-]{43}")
 _RUN_TOKEN = re.compile(r"[A-Za-z0-9._~+-]+")
 

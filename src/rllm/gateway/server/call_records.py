@@ -106,6 +106,7 @@ def _response_fields(request: CallRequest) -> dict[str, Any]:
         return {}
     body = request.body
     fields = {name: body[name] for name in _RESPONSE_FIELDS if body.get(name) is not None}
+    # Their text is the first message of the record.
     return fields | {"instructions": True} if body.get("instructions") else fields
 
 
@@ -153,6 +154,7 @@ def sampling_of(request: CallRequest, session: Session) -> dict[str, Any]:
 
 def answer_so_far(request: CallRequest, pieces: Sequence[Piece], model: str) -> Answer:
     """The part of a streamed answer that had arrived when it broke off."""
+    # Raw events hold more than their text, such as ids, which the reader of the protocol takes out of them.
     if any(piece.raw is not None for piece in pieces):
         reader = UPSTREAMS[request.dialect].reader(request)
         splitter = EventSplitter()

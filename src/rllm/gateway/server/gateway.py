@@ -260,6 +260,7 @@ class Gateway:
         return response
 
     async def _respond(self, http: web.BaseRequest, route: Route) -> web.StreamResponse:
+        # These need no token: probes of health checkers have none, and what they are told holds no secret.
         match route.endpoint:
             case Endpoint.ROOT:
                 return json_response({"object": "gateway", "name": "rllm"})

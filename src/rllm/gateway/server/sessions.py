@@ -202,6 +202,7 @@ def unknown_session(session_id: str) -> RequestRefused:
 
 def derived_seed(session_id: str) -> int:
     """The seed of a session for which nobody chose one: its own, and always the same."""
+    # 63 bits, like every seed that a session or a request may be given.
     return int.from_bytes(hashlib.blake2b(session_id.encode(), digest_size=8).digest()) >> 1
 
 

@@ -299,6 +299,7 @@ class _Version:
 
 def _version_of(value: object) -> int | None:
     """None for what is no number, such as SGLang's `default`."""
+    # 18 digits always fit into the 64 bits of a version in the ledger.
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 18:
         return int(value)
     return value if type(value) is int and value >= 0 else None

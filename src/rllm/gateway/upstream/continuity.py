@@ -130,6 +130,7 @@ class Continuity:
             return parent
         continuation = self._continuation(prompt)
         if continuation is not None:
+            # Without ids on both sides nothing can show that they differ.
             if not prompt.ids or not continuation.has_ids:
                 return continuation
             same_tools = continuation.tools == prompt.tools
@@ -161,6 +162,7 @@ class Continuity:
     def _add_prompt(self, prompt: "PlacedPrompt") -> None:
         if prompt.ids:
             put_bounded(self._prompts, prompt.ids_digest, prompt.place, MAX_ENDS)
+        # The digest of no message is the same for all conversations.
         if len(prompt.digests) > 1:
             put_bounded(self._prompts, prompt.digests[-1], prompt.place, MAX_ENDS)
         self._index.add_prompt(prompt.messages, prompt.digests, prompt.place.conversation)

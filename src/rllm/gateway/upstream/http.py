@@ -111,6 +111,7 @@ class HttpClient:
             async with asyncio.timeout(timeout_s):
                 return await origin.connect()
         except TimeoutError as error:
+            # It is an OSError too, so it stands first: no answer in time says less than a refusal.
             raise SlowToConnect(f"no connection within {timeout_s:g} s, as --connect-timeout says") from error
         except OSError as error:
             raise Unreachable(f"no connection: {error.strerror or error}") from error

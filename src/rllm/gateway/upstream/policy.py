@@ -211,6 +211,7 @@ class UpstreamPolicy:
             answer, server_policy_version, capture = await self._ask(call, upstream, facts)
         except PartialAnswer as partial:
             self.pool.note_trouble(upstream, str(partial))
+            # What came is recorded with its place and versions, but no later prompt goes on from it.
             if isinstance(partial.answer, Answer):
                 self._finish(call, upstream, facts, session, partial.answer, whole=False)
             raise
@@ -221,6 +222,7 @@ class UpstreamPolicy:
             if error.status >= 500:
                 self.pool.note_trouble(upstream, error.message)
             elif call.has_answered:
+                # A server that refuses a request is well.
                 upstream.note_success()
             raise
         upstream.note_success()
@@ -348,6 +350,7 @@ class UpstreamPolicy:
             self._facts[upstream].is_probed = False  # who comes back may be someone else
             self.pool.unreachable(upstream, failure.error.message)
         elif failure.error.status == 429:
+            # Too busy is not broken: it answered, and keeps its sessions with their caches.
             upstream.note_success()
         elif not failure.stale:
             self.pool.note_trouble(upstream, failure.error.message)

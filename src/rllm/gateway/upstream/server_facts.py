@@ -158,6 +158,7 @@ class Known:
         if error.status not in (400, 422):
             return frozenset()
         accepted_fields = self._accepted_fields.get(_kind_of(request), frozenset())
+        # Servers on FastAPI repeat the whole request under `input`, with all its fields.
         text = error.message.split("'input'")[0].split('"input"')[0]
         blamed_fields: set[str] = set()
         for each in added_fields(request, capture):
