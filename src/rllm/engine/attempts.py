@@ -254,6 +254,8 @@ async def play_all(
                     )
                     counts.settle(Outcome.CANCELLED)
                     continue
+                # Settled before it is handed out: whoever takes it may leave, and the rest is then counted as
+                # cancelled.
                 counts.settle(result.outcome)
                 yield result
         finally:

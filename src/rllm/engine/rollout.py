@@ -297,6 +297,8 @@ class _Rollout:
             if result.grader_s:
                 timings["grader_s"] = result.grader_s
             self.tell(result.observation, result.reward, result.done, result.info)
+            # Only now: watchdogs take a turn for progress, and one that the environment never answered is
+            # none.
             self.vitals.counts.turns += 1
             if result.done and (grade := _grade_in(result.info)):
                 self.trajectory.info[GRADE] = grade
@@ -489,6 +491,7 @@ class _Rollout:
         trajectory.outcome = end.outcome
         is_paid = end.outcome in PAID
         trajectory.reward = sum(step.reward for step in trajectory.steps) if is_paid else None
+        # A truncation has a cause as well, and is no failure.
         self.vitals.failure = None if is_paid else end.cause
         if end.cause is not None:
             trajectory.info["error"] = _record(trajectory, end.cause, end.place)

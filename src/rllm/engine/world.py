@@ -39,6 +39,7 @@ class EnvironmentWorker:
         try:
             start = await self._pool.call(self._open, seed, timeout_s=self._step_timeout_s)
             assert self._env is not None, "it was opened"
+            # Known before the first step, so that no thread is woken to make a coroutine.
             self._steps_in_loop = _is_async(type(self._env), "step")
             if inspect.isawaitable(start):
                 start = _unpack_start(self._env, await self._in_loop(start))
