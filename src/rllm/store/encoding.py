@@ -183,6 +183,7 @@ def decode_episode(
     for step_row in sorted(step_rows, key=itemgetter(0, 1)):
         # The first step of a trajectory keeps nothing of the one before it, which is another trajectory's.
         step = fields["trajectories"][step_row.trajectory]["steps"][step_row.position]
+        # The payload has one only where it is -0.0, which the column could not hold.
         step.setdefault("reward", step_row.reward)
         prompt = _continuation(prompt, response, step_row.num_prompt_ids_kept, _unpack(step_row.prompt_ids))
         step["prompt_ids"] = prompt
