@@ -200,6 +200,7 @@ class CompletionsUpstream:
             model=text_of(reply.get("model")) or request.model,
             created=created_at if isinstance(created_at := reply.get("created"), int) else unix_time(),
         )
+        # Only clients of this protocol get here, so it goes to them as it is.
         answer.raw = reply
         reply["id"] = answer.id
         finish_answer(answer, choices_read, request, reply.get("usage"), reply.get("prompt_token_ids"))

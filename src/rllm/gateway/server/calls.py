@@ -274,12 +274,14 @@ class Calls:
     async def _outcome(self, call: ClientCall) -> Answer | RequestRefused:
         emit = call.emit if call.request.stream else None
         try:
+            # It may have been cancelled before its task took the first step.
             if call.cancelled_because is None:
                 answer = await self._answer(call, emit)
                 call.is_ending = True
                 return await self._end_whole(call, answer)
             because = call.cancelled_because
         except asyncio.CancelledError:
+            # Nobody here cancels what is ending: the loop itself is being ended.
             if call.is_ending:
                 raise
             because = call.cancelled_because or gateway_closed()

@@ -113,6 +113,7 @@ class EventSink:
             await self._write(piece.raw)
 
     async def keep_alive(self) -> None:
+        # Before the first event nothing is sent, so that an error can still be an HTTP status.
         if self._response is not None:
             await self._write(b": still working\n\n")
 

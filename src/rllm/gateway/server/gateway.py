@@ -174,6 +174,7 @@ class Gateway:
             self._handle,
             head_timeout_s=self._arrival_timeout_s,
             access_log=None,
+            # `read_body` unpacks, within its limits.
             auto_decompress=False,
             max_line_size=_LONGEST_LINE,
             max_field_size=_LONGEST_LINE,

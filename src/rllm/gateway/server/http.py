@@ -35,6 +35,7 @@ class HttpServer(web.Server):
         head_timeout_s: float,
         **how: Any,
     ) -> None:
+        # aiohttp lets handlers run on by default; here a client that leaves has to stop its call.
         super().__init__(handler, handler_cancellation=True, **how)
         self.head_timeout_s = head_timeout_s
         self._how = how

@@ -202,6 +202,7 @@ class Connections:
         Raises what aiohttp raises: ClientError, HttpProcessingError, TimeoutError.
         """
         try:
+            # An answer without a length ends with its connection.
             connection.set_response_params(read_until_eof=True, read_timeout=self.read_timeout_s)
             transport = connection.transport
             if transport is None:  # closed as soon as it was made
@@ -248,5 +249,6 @@ class Connections:
 @cache
 def _tls_context() -> ssl.SSLContext:
     context = ssl.create_default_context()
+    # The only version that aiohttp's parser reads.
     context.set_alpn_protocols(["http/1.1"])
     return context
