@@ -65,6 +65,7 @@ class Blame:
 
     def hardest(self, ranks: RankGroup = ALONE) -> str:
         """The tokens with the largest gradients on any of `ranks`, those that are no numbers first."""
+        # The empty columns are for a rank without rows: it takes part in the gather all the same.
         pulls = torch.cat([torch.zeros(0), *(pulls_M.float().cpu() for _, _, pulls_M in self.parts)]).numpy()
         rows = np.concatenate([np.zeros(0, dtype=np.int64), *(row_M for row_M, _, _ in self.parts)])
         places = np.concatenate([np.zeros(0, dtype=np.int64), *(place_M for _, place_M, _ in self.parts)])

@@ -116,6 +116,7 @@ def _entropies(logprobs_M_V: Tensor) -> Tensor:
 def _in_chunks(model: Any, hidden_M_D: Tensor, terms: "_Terms", chunk: int) -> tuple[Tensor, ...]:
     if not torch.is_grad_enabled():
         return _forward(model, hidden_M_D, terms, chunk)
+    # A Function none of whose inputs needs a gradient has no backward pass, and weights get theirs there.
     if not hidden_M_D.requires_grad:  # only the output layer is trained
         hidden_M_D = hidden_M_D.detach().requires_grad_()
     return _Chunked.apply(hidden_M_D, model, terms, chunk)
@@ -135,6 +136,7 @@ class _Terms:
         is wanted. `logits_C_V` may be overwritten."""
         targets_C1 = self.targets_M[part].unsqueeze(1)
         logprobs_C_V = self._logprobs(logits_C_V, part)
+        # Frees the logits before more tensors of their size are made.
         del logits_C_V
         terms = [logprobs_C_V.gather(1, targets_C1).squeeze(1)]
         if self.entropy is not Entropy.NONE:
@@ -168,6 +170,7 @@ class _Terms:
             ).mul_(grads_C[-1].unsqueeze(1))
         if self.entropy is Entropy.WITH_GRADIENT:
             probs_C_V = logprobs_C_V.exp()
+            # In place from here on: the gradient takes over the memory of the log-probabilities.
             slopes_C_V = logprobs_C_V.add_(terms_C[1].unsqueeze(1)).mul_(grads_C[1].unsqueeze(1))
             slopes_C_V = slopes_C_V.add_(grad_C1).mul_(probs_C_V).neg_()
             del probs_C_V
@@ -244,6 +247,7 @@ def _gradient(
         hidden_C_D = hidden_C_D.detach().requires_grad_()
         with torch.enable_grad():
             logits_C_V = model.logits(hidden_C_D)
+        # A copy: `slopes` overwrites it, and the backward pass begins at the logits themselves.
         grad_C_V = terms.slopes(_copy(logits_C_V), part, terms_C, grads_C).to(logits_C_V.dtype)
         logits_C_V.backward(grad_C_V)
         assert hidden_C_D.grad is not None

@@ -89,6 +89,8 @@ class PackedUpdates:
         if value_head is not None:
             value_head.to(self._device)
             parameters |= {f"value_head.{name}": each for name, each in value_head.named_parameters()}
+        # Of `model`, not of its twin: ranks that split a layer count as one in `take_sum`, so operations are
+        # those of whole layers.
         self._flop_rates = _flop_rates(model, has_logits=self.has_logits)
         self._matrices = matrices_of_layers(self.model, parameters)
         self._weights = (
@@ -109,6 +111,7 @@ class PackedUpdates:
         try:
             return self._update(samples, loss, learning_rate)
         finally:
+            # A GPU works on after the calls have returned; its time belongs to the update as well.
             wait_for(self._device)
             self.work.seconds += time.perf_counter() - started_s
 
@@ -128,6 +131,7 @@ class PackedUpdates:
         self.work.flops += metrics.flops
         if self.trace is not None:
             self.trace.add(samples, metrics.tokens)
+        # All ranks leave here or none: `is_empty` looks at the weights of the whole update.
         if is_empty:  # nothing was trained on: the weights stay, and so does the version
             return {"grad_norm": 0.0, "skipped_updates": 0.0, **metrics.means()}
         with self._ranks.inside_torch():  # Muon gathers directions of whole matrices
@@ -155,6 +159,7 @@ class PackedUpdates:
             outputs = (tokens.new_M, tokens.new_values_M)
             # A rank that stopped here would leave the others waiting for their all-gather.
             if has_shards or not trouble:
+                # `Blame` reads their gradients, which autograd drops from tensors that are no leaves.
                 for each in outputs:
                     if each is not None and each.requires_grad:
                         each.retain_grad()
@@ -235,6 +240,7 @@ class PackedUpdates:
             for name, weight in self._weights.by_name.items():
                 weight.copy_(self._weights.own(name, weights[name]))
         self._weights.copy_to_parameters()
+        # A new one: a checkpoint from before the first update holds no moments that would replace the old.
         self._optimizer = self._new_optimizer()
         self.policy_version = int(state.pop("policy_version"))
         self._running_norm = RunningNorm(float(state.pop("running_norm")), int(state.pop("num_norms")))
@@ -246,6 +252,8 @@ class PackedUpdates:
         """The stored tensors, of a sharded model this rank's part of them."""
         tensors: dict[str, Tensor] = {}
         for name, (shape, dtype) in stored_tensors(stem).items():
+            # A moment is called `WEIGHT.key` and spread as its weight is. A counter has no weight and is
+            # whole.
             weight = name if name in self._shapes else name.rpartition(".")[0]
             tensors[name] = self._weights.empty(weight, shape, dtype)
         read_tensors(stem, tensors)
@@ -275,6 +283,7 @@ class PackedUpdates:
         """The rows of this rank."""
         if self._ranks.size == 1:
             return rows
+        # Each rank computes this division of all rows by itself and comes to the same, so nothing is sent.
         share = self._ranks.with_same_part()
         shares = rank_shares(
             rows,
@@ -292,6 +301,7 @@ class PackedUpdates:
         # Ranks of one split layer computed the same rows, so one of each such group is counted.
         metrics.take_sum([theirs for theirs, _ in of_ranks[:: self._ranks.tensor_size]])
         trouble = next((theirs for _, theirs in of_ranks if theirs), "")
+        # `trouble` is that of all ranks by now, so either all of them go into the sum or none does.
         if not trouble:
             self._weights.join_gradients(self._ranks)
         return trouble
@@ -309,6 +319,7 @@ class PackedUpdates:
             )
 
         mine = batches(self._share_of(rows, loss))
+        # Ranks that split layers need no spare batches: they have the same rows, so they are in step.
         if not is_sharded(self.model):
             return ((batch, True) for batch in mine)
         return in_step(mine, lambda: batches(fewest(rows, loss.needs_whole_groups)), self._ranks)
@@ -405,6 +416,7 @@ class ValueHead(nn.Linear):
 def _first_states(model: Any) -> Tensor:
     """[1, D] of token 0 alone: the only thing that every model says about its width."""
     zero_1 = torch.zeros(1, dtype=torch.int64, device=next(model.parameters()).device)
+    # Over one token attention gives the token's own value, whatever the query is.
     alone: Attend = lambda layer, q, k, v: v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # noqa: E731
     return model.hidden(zero_1, zero_1, alone)
 

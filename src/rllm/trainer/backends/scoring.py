@@ -76,8 +76,11 @@ def _per_row(
     def batches(rows: Sequence[WeightedRow]) -> Iterator[PackedBatch]:
         return micro_batches(rows, micro_batch_tokens, device, share_prefixes=share_prefixes)
 
+    # Those of all ranks: a rank that has no rows of its own still computes a spare one.
     trained_rows = [row for row in rows if len(row.places)]
     if ranks.size > 1:
+        # Ranks that split a model compute each pass together, on the same rows. A whole model, such as a
+        # reference beside it, computes other rows on each rank.
         share = ranks.with_same_part() if model.is_split else ranks
         rows = rank_shares(rows, share.size, share_prefixes=share_prefixes)[share.rank]
     each: Iterator[tuple[PackedBatch, bool]] = ((batch, True) for batch in batches(rows))
@@ -91,6 +94,7 @@ def _per_row(
                     values_by_row[row][place] = value
             ranks.beat()
     if is_sharded(model):
+        # FSDP keeps its root gathered behind a forward pass, for a backward pass that never comes here.
         model.reshard()
     if ranks.size > 1:
         for theirs in ranks.gather({row.index: values_by_row[row.index] for row in rows}):

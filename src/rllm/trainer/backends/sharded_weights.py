@@ -60,6 +60,7 @@ class ShardedWeights(MasterWeights):
         whole = [each for name, each in self.by_name.items() if name in whole_names]
         of_whole = sum(_square(each) for each in whole)
         of_rows = sum(_square(each) for each in self.by_name.values()) - of_whole
+        # All ranks are asked, and with several copies of the model each row is on one rank of each copy.
         num_copies = self._ranks.size // self._ranks.shard_size
         norm = math.sqrt(sum(self._ranks.gather(of_rows)) / num_copies + of_whole)
         nn.utils.clip_grads_with_norm_(with_gradient, max_norm, torch.tensor(norm, dtype=torch.float64))
@@ -67,6 +68,7 @@ class ShardedWeights(MasterWeights):
 
     def checkpoint_form(self, name: str, tensor: Tensor) -> Tensor:
         shard = self._shards.get(name)
+        # Also a step count is saved under the name of a weight, and each rank has the whole of it.
         if shard is None or tensor.shape != self.by_name[name].shape:
             return tensor.detach()
         return _beside(shard, tensor)
@@ -115,6 +117,7 @@ def _beside(shard: "DTensor", rows: Tensor) -> "DTensor":
         return beside
     from torch.distributed.tensor import DTensor
 
+    # Shape and stride are given because torch would otherwise take all ranks to have as many rows.
     return DTensor.from_local(
         rows.detach(), shard.device_mesh, shard.placements, shape=shard.shape, stride=shard.stride()
     )
@@ -123,6 +126,8 @@ def _beside(shard: "DTensor", rows: Tensor) -> "DTensor":
 def rows_of(shard: "DTensor", whole: Tensor) -> Tensor:
     """The rows of `whole` that `shard` holds."""
     mesh = shard.device_mesh
+    # As FSDP2 divides rows: the last ranks may have fewer than the others, or none. The last dimension of the
+    # mesh is that of shards; where there are several copies of the model, one of copies stands before it.
     num_rows = -(-len(whole) // mesh.size(mesh.ndim - 1))
     first = num_rows * mesh.get_local_rank(mesh.ndim - 1)
     return whole[first : first + num_rows]

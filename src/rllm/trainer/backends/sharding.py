@@ -73,6 +73,7 @@ def shard_model(model: Any, ranks: RankGroup) -> Any:
             fully_shard(layer, **options)
     _take_masters(twin, masters)
     fully_shard(twin, **options)
+    # FSDP gathers parameters around `forward` alone, and callers call `hidden`.
     register_fsdp_forward_method(twin, "hidden")
     for part in _parts(twin):
         part.set_force_sum_reduction_for_comms(True)
@@ -90,6 +91,7 @@ def gather_into(whole: Any, twin: Any) -> None:
     for part in _parts(twin):
         part.unshard()
         for name, parameter in twin.named_parameters():
+            # What is gathered at the moment is plain tensors; the parameters of all other parts are shards.
             if parameter.requires_grad and not is_shard(parameter):
                 targets[name].copy_(parameter)
         part.reshard()

@@ -91,9 +91,12 @@ class Muon:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - MOMENTUM)
         whole = self._spread.whole(weight, gradient.lerp(momentum, MOMENTUM))
+        # The direction is one of the whole matrix, so it cannot be made of the rows of this rank alone.
         direction = orthogonal_factor(whole, self._dtype)
         weight.mul_(1 - learning_rate * self._weight_decay)
         rows = self._spread.rows(weight, direction)
+        # The entries of an orthogonal factor have the root mean square 1 / sqrt(larger side), and AdamW's
+        # steps about 0.2. The sides are those of the whole matrix, also where rows are on several ranks.
         weight.add_(rows, alpha=-learning_rate * 0.2 * max(direction.shape) ** 0.5)
 
 
@@ -103,7 +106,10 @@ def orthogonal_factor(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.to(dtype, copy=True)
+    # So that XXᵀ has the shorter side.
     x = x.T if is_tall else x
+    # The Frobenius norm bounds the largest singular value, so all of them are at most 1 when the iteration
+    # begins.
     x.div_(x.norm().clamp(min=EPS))
     for _ in range(NUM_ITERATIONS):
         gram = x @ x.T

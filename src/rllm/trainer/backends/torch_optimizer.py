@@ -59,6 +59,7 @@ class MasterWeights:
 
     def join_gradients(self, ranks: RankGroup) -> None:
         """Make each gradient the sum of those of all `ranks`."""
+        # A rank whose rows never met a weight has no gradient of it, and all ranks must sum the same list.
         names_here = [name for name, each in self.by_name.items() if each.grad is not None]
         names = {name for theirs in ranks.gather(names_here) for name in theirs}
         ranks.sum_in_place(self.gradients(names))
@@ -166,6 +167,7 @@ class AdamW:
                 continue
             state = self.state.setdefault(weight, {})
             if not state:
+                # The fused kernel takes the count as a float32 tensor beside the weight.
                 state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
             # The fused kernel takes lists of one device and one precision.
@@ -174,6 +176,7 @@ class AdamW:
             for column, tensor in zip(columns, row, strict=True):
                 column.append(tensor)
         for weights, gradients, means, squares, steps in columns_of.values():
+            # Before the kernel, which corrects the bias of the moments by the count of this step.
             torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
             torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
                 weights,

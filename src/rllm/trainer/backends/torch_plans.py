@@ -132,6 +132,7 @@ def _enter(together: Together, module: nn.Module, inputs: tuple[Any, ...]) -> tu
 
 
 def _sum_of_columns(module: nn.Linear, together: Together, x: Tensor) -> Tensor:
+    # The bias comes behind the sum: inside it every rank would add it once more.
     sums = together.leave(F.linear(x, module.weight))
     return sums if module.bias is None else sums + module.bias
 
@@ -153,6 +154,7 @@ def _require_same(model: Any, twin: Any, ranks: RankGroup, parts: Mapping[str, P
     for name, mine in probes[0].items():
         theirs = probes[1][name]
         difference = float((mine - theirs).norm() / mine.norm().clamp_min(1e-12))
+        # The largest of all ranks, so that all of them refuse together and none waits for one that has left.
         if not max(ranks.gather(difference)) < (HALF_TOLERANCE if half else TOLERANCE):
             raise ConfigError(
                 f"{_setting(ranks.size)}, and parts that transformers' plan of "

@@ -73,6 +73,8 @@ def split_model(model: Decoder, ranks: RankGroup) -> SplitModel:
             is_partial = part is None
         else:
             leaf = name.rpartition(".")[2]
+            # Names begin with `blocks.N`, and the parts are the same in each layer. Norms of heads are whole,
+            # but each rank applies them to its own heads.
             part, is_partial = of_layer.get(".".join(name.split(".")[2:])), leaf in ("q_norm", "k_norm")
         if part is not None:
             _replace(twin, name, part, ranks.rank)
@@ -153,6 +155,7 @@ class SplitWeights(MasterWeights):
         with_gradient = self.with_gradient()
         of_parts = sum(_square(each) for name, each in self.by_name.items() if name in self._parts)
         of_whole = sum(_square(each) for name, each in self.by_name.items() if name not in self._parts)
+        # What is whole has the same gradient on all ranks of a layer, so it is added once.
         norm = (sum(self._in_layer.gather(of_parts)) + of_whole) ** 0.5
         nn.utils.clip_grads_with_norm_(with_gradient, max_norm, torch.tensor(norm, dtype=torch.float64))
         return norm
@@ -167,6 +170,7 @@ class SplitWeights(MasterWeights):
 
     def checkpoint_form(self, name: str, tensor: Tensor) -> Tensor:
         """Whole; all ranks of a layer have to be here."""
+        # Also a step count is saved under the name of a weight, and it has no parts.
         if name not in self._parts or tensor.shape != self.by_name[name].shape:
             return super().checkpoint_form(name, tensor)
         return self._parts[name].whole(tensor, self._in_layer)
@@ -229,6 +233,7 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        # A copy: autograd may give the same tensor to other functions, so nobody may write into it.
         total = grads[0].clone()
         ctx.ranks.sum_in_place([total])
         return total, None
