@@ -66,6 +66,7 @@ class StepsAhead:
         tasks, self._tasks = list(self._tasks.values()), {}
         for task in tasks:
             task.cancel()
+        # What else they raise is dropped: the run is ending for a reason of its own.
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _sample_with_times(self, step: int) -> tuple[Rollouts, float, float]:

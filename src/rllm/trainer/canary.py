@@ -101,6 +101,7 @@ class Canary:
         trainer = backend.score([row])[0][first:][trained_mask].astype(np.float64)
         gap = float(np.abs(sampler - trainer).max())
         limit = HALF_TOLERANCE if backend.is_half else TOLERANCE
+        # `not <=`, because weights that are no numbers give NaN, which has to fail.
         if not gap <= limit:
             raise CanaryError(
                 f"After publishing policy version {backend.policy_version}, the sampler's log-probabilities "

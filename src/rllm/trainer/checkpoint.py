@@ -155,6 +155,7 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Return once the last one is on disk; raises what its thread raised."""
+        # Forgotten before it may raise, so that `__exit__` does not raise the same error again.
         checkpoint_write, self._checkpoint_write = self._checkpoint_write, None
         if checkpoint_write is not None:
             checkpoint_write.result()
@@ -176,12 +177,14 @@ def save_checkpoint(
     def fill(directory: Path) -> None:
         for place in backends:
             (directory / place).mkdir(exist_ok=True)
+        # The directory still has the temporary name that the writer gave it, so the others are told that.
         _save_together(ranks.gather(directory)[0], backends, ranks)
         (directory / "state.json").write_text(json.dumps(asdict(state), indent=2))
         (directory / "about.json").write_text(json.dumps(_about(root), indent=2))
 
     if ranks.is_writer:
         write_directory_atomic(target, fill)
+        # Only now: until the new one has its name, the run goes on from the one before.
         remove_old(root, state, keep)
     else:
         with StorageErrors(target):
@@ -194,6 +197,7 @@ def _save_together(directory: Path, backends: Mapping[str, Saveable], ranks: Ran
     with ranks.inside_torch():
         for place, backend in backends.items():
             backend.save(directory / place)
+    # The writer goes on to hash and rename the directory.
     ranks.wait()
 
 

@@ -84,6 +84,8 @@ class Learner:
     def begin_reinforcement(self) -> None:
         """After a warm start: samplers that serve what was learned, optimizers without moments, critics that
         know as much as their policies, and references that are what these are now."""
+        # First: critics and references below read the sampler's model, which a learner with parameters of its
+        # own writes only when it publishes.
         self.policies.publish()
         self.policies.begin_phase()
         for name, critic in self.critics.items():
@@ -163,6 +165,7 @@ def learn(
         if isinstance(backend, Traceable):
             backend.trace = trace
         ready.facts |= update(learner, name, backend, ready, loss, step)
+        # For the next step: rewards and loss of this one were made with the coefficient as it was.
         if config.algorithm.kl_target and "divergence" in ready.facts:
             coef, kl = learner.kl_coef(name), ready.facts["divergence"]
             learner.kl_coefs[name] = adapted_kl_coef(config.algorithm, coef, kl)
@@ -213,6 +216,7 @@ def advantages(config: TrainConfig, judgement: Judged, step: int) -> dict[str, T
     _weigh_continued_groups(config, judgement, turn_advantages)
     for (_, role), group in judgement.groups.items():
         if is_token_level(config, role):
+            # From 1: rows whose numbers are all 0 would pass for rows without a gradient.
             turn_advantages |= {
                 each.uid: np.arange(1.0, len(each.steps) + 1.0) for each in group.trajectories
             }
@@ -288,10 +292,12 @@ def pay_for_divergence(learner: Learner, episodes: Sequence[Episode], judgement:
     for name, backend in policies.trainable():
         coef = learner.kl_coef(name)
         mine = policies.samples_of(name, everything.samples)
+        # All rows: which of them have a gradient is not known before there are advantages.
         mine, kl_rewards.facts[name] = score_rows(learner, name, backend, mine, mine)
         for sample in mine:
             kl_rewards.rows[sample.order_key] = sample
             trajectory = trajectories[sample.order_key[:3]]
+            # Looked up for each row, because earlier rows of the trajectory have paid their part already.
             reward = judgement.rewards.get(trajectory.uid, trajectory.reward)
             if is_reward(reward) and not is_token_level(config, trajectory.name):
                 cost = coef * float(kl_of(sample, config.algorithm.kl_kind).sum())
@@ -361,6 +367,7 @@ def prepare(
     if kl_rewards is not None:
         coef = learner.kl_coef(name)
         critic_rows = [with_kl_paid(each, coef, algorithm.kl_kind) for each in critic_rows]
+    # Once for all updates of the step: values and returns are those of the critic before the first.
     critic_targets = with_gae(
         critic_rows,
         learner.critic(name).values(critic_rows),

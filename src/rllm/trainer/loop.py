@@ -86,6 +86,7 @@ class RunParts:
     """The engine, where episodes are played on other machines."""
     play_expert: PlayExpert | None = None
     """Where the expert of the warm start can be played."""
+    # One thread, so that all ranks begin their collectives in the same order, and are told their device once.
     learner_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "rllm-learner"))
     canaries: defaultdict[str, Canary] = field(default_factory=lambda: defaultdict(Canary))
     is_whole: bool = True
@@ -153,6 +154,7 @@ async def _reinforce(run: RunParts, ahead: StepsAhead) -> None:
     run.tracker.begin("train")
     versions = PublishedVersions(run.policies, config)
     for step in range(state.steps, config.steps):
+        # Also where the run is resumed behind the evaluation that ended it.
         if state.has_ended_early:
             break
         with state.time_phase("train"):
@@ -166,11 +168,13 @@ async def _reinforce(run: RunParts, ahead: StepsAhead) -> None:
             run.is_whole = False
             trace = TokenTrace()
             learn_step = partial(learn, run.learner, rollouts.episodes, step, rollouts.greedy, trace=trace)
+            # Recording episodes needs nothing that learning makes of them, so it does not have to wait.
             (batch, metrics), _ = await asyncio.gather(
                 _in_learner(run, learn_step), asyncio.to_thread(record, run.record, rollouts, step)
             )
             metrics |= updates_since(updates_before, run.learner.backends())
             numbers = numbers_of_episodes(rollouts.episodes, batch.samples, trace)
+            # Behind both: the store keeps these numbers beside episodes that it already has.
             await asyncio.to_thread(run.record.save_token_numbers, TRAIN_PHASE, step, numbers)
             metrics |= await publish(run, batch.samples)
             versions.note()
@@ -188,11 +192,15 @@ async def _reinforce(run: RunParts, ahead: StepsAhead) -> None:
             **(run.cluster.metrics() if run.cluster is not None else {}),
             "grading_s": rollouts.grading_share() * ahead.metrics["rollout_s"],
             "total_steps": config.steps,
+            # With steps ahead sampling goes on during the whole step, and `rollout_s` is only what was waited
+            # for.
             "tokens_per_s": batch.token_counts["sampled"]
             / (elapsed_s if config.schedule.steps_ahead else ahead.metrics["rollout_s"]),
             "step_s": elapsed_s,
             "run_s": state.wall_s,
         }
+        # Before the checkpoint: a line beyond it is taken back when the run goes on, and one that the process
+        # did not live to write would be missing for ever.
         run.tracker.log(step, "train", metrics)
         run.is_whole = True
         is_best = "heldout_success" in metrics and state.is_best(metrics["heldout_success"])
@@ -248,6 +256,8 @@ async def warm_start(run: RunParts) -> None:
             state.warm_steps = step + 1
         metrics = _with_shares(run, metrics)
         run.tracker.log(step, "warm_start", {**metrics, "total_steps": warm.steps, "run_s": state.wall_s})
+        # Before the last checkpoint, with which a run goes on behind the warm start and never comes here
+        # again. The references have to be on disk by then: such a run loads them.
         if state.warm_steps == warm.steps:
             run.learner.begin_reinforcement()
             if run.learner.references:
@@ -278,6 +288,7 @@ async def report(run: RunParts, name: str) -> None:
         return
     run.tracker.begin(name)
     with state.time_phase(f"report_{name}"):
+        # Empties the sampler's caches, as they are where a resumed run measures this.
         run.policies.publish()
         on_progress = _progress(run.tracker, 2 * len(run.heldout_tasks))
         sampled_report, episodes = await evaluate(

@@ -149,6 +149,7 @@ def go_back_to(directory: RunDirectory, store: EpisodeStore, state: RunState, ke
 
     Raises ConfigError for a store without the episodes of the run.
     """
+    # Each of these changes nothing the second time, so a process that ends in between does no harm.
     take_back(directory, state)
     remove_old(directory.checkpoints_path, state, keep)
     require_episodes(store, state)

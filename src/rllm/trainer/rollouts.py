@@ -80,6 +80,8 @@ async def sample_step(
         missing = config.rollout.tasks_per_step - len(telling)
         tasks = curriculum.batch(step, missing)
         if config.filters.rejects or config.filters.first_attempts:
+            # Counted over all rounds, so that tasks of a later round are not taken for those of an earlier
+            # one.
             tasks = [with_id(task, number) for number, task in enumerate(tasks, start=len(rollouts.tasks))]
         episodes = await _sample_groups(engine, learner, tasks, f"train/{step}", sampling)
         rollouts.episodes += episodes

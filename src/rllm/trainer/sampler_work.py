@@ -57,6 +57,8 @@ def rollout_bytes(
         if name in num_keys:
             for step in trajectory.steps:
                 num_prompt, num_later = len(step.prompt_ids), max(0, len(step.response_ids) - 1)
+                # Σ (prompt + i) over i = 1 … L: before the i-th of L later tokens stand the prompt and i of
+                # the answer.
                 num_keys[name] += num_later * (2 * num_prompt + num_later + 1) // 2
     metrics: dict[str, float] = {}
     for name, now in sampler_work(clients).items():

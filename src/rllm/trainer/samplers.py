@@ -89,6 +89,7 @@ async def open_client(
 
     weights = run / WEIGHTS / policy
     async with AsyncExitStack() as open_until_done:
+        # Callbacks run in reverse order: the servers have ended by the time their weights are removed.
         open_until_done.callback(_remove, weights)
         (_, urls), processes = config.servers_of(policy), list[ServerProcess]()
         if config.inference.replicas:
@@ -162,6 +163,7 @@ async def _require_same_model(
     row = row_to_score(prompt + output.completion_ids, temperature=temperature)
     (scores,) = trainer.score([row])
     gap = float(np.abs(scores[len(prompt) :] - np.array(output.logprobs)).max())
+    # `not <=`, because NaN has to be refused as well.
     if not gap <= (HALF_TOLERANCE if trainer.is_half else TOLERANCE):
         raise CanaryError(
             f"Its log-probabilities of an answer that was sampled at temperature {temperature:g} "
@@ -175,6 +177,7 @@ async def _start(
 ) -> list[ServerProcess]:
     """The replicas of a policy, which are ready."""
     inference, initial = config.inference, run / WEIGHTS / policy / "initial"
+    # Beside an adapter the base alone: servers get the adapter each time that it is published.
     _write(model.base or model, initial)
     settings = ServerSettings(
         python=inference.server_python,

@@ -65,6 +65,7 @@ def training_batch(
                 counts["trained"] += sum(row.num_trainable for row in rows)
                 counts["masked.forced"] += sum(map(num_forced, trajectory.steps))
                 samples.extend(rows)
+    # `sampled` is among the counts, so all of them together are twice as much.
     if 2 * counts["sampled"] != counts.total():
         raise CountError(f"Tokens do not add up: {dict(counts)}; sampled must be the sum of the others.")
     return TrainingBatch(samples=samples, token_counts=dict(counts))
