@@ -74,6 +74,7 @@ class RankWatch:
         """Take note of the beat of every rank."""
         fewest = min(each.num_collectives for each in beats.values())
         waiting = {number: each.is_waiting or each.num_collectives > fewest for number, each in beats.items()}
+        # Where all wait, none of them waits for one that works, so time runs on for each.
         somebody_works = not all(waiting.values())
         for number, beat in beats.items():
             peer = self._peers[number]
@@ -91,6 +92,7 @@ class RankWatch:
                     f"Rank {number} has given no sign of life for {DEAD_AFTER_S:.0f} s (it was last at "
                     f"{peer.beat.place}); {GO_ON}"
                 )
+        # Looked for after silent ranks, because a process that is gone makes no progress either.
         stuck = [number for number, peer in self._peers.items() if now_s - peer.moved_s > self._timeout_s]
         limit = f"for {self._timeout_s:.0f} s (`distributed.timeout_s`)"
         if len(stuck) == len(self._peers) and all(peer.beat.is_waiting for peer in self._peers.values()):
@@ -188,6 +190,7 @@ class Heartbeat:
                 return cause
             time.sleep(0.1)
         silent = self._watch.most_silent(self._rank, time.monotonic())
+        # The store is in the process of rank 0 and ends with it.
         ended = 0 if self._store_is_gone and self._rank != 0 else silent
         return (
             f"Rank {ended} ended without a word, as a killed process does (it was last at "

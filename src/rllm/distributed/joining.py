@@ -92,6 +92,7 @@ def open_ranks(config: DistributedConfig, device: str = "cpu") -> Iterator[RankG
 def _ending_with_its_starter() -> Iterator[None]:
     """End this process once the one that started it is gone, also while it waits for the other ranks to
     appear."""
+    # The number that the starter gave: it may have ended by now, and then the parent is another process.
     starter, left = _number(STARTED_BY, os.getppid()), threading.Event()
 
     def look() -> None:

@@ -229,6 +229,7 @@ def _first_failure(ranks: Sequence[_Rank], directory: Path, terminations: "_Term
     """The first rank that ends with an error; None when all have ended well."""
     while True:
         try:
+            # Passed on here and not in the handler, which may run while processes are being looked at.
             if terminations.take():
                 _send(ranks, signal.SIGTERM)
             for rank in ranks:

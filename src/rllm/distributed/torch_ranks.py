@@ -116,6 +116,7 @@ class TorchRanks(RankGroup):
             copies = self.size // self.shard_size
             mesh = init_device_mesh(device_type, (copies, self.shard_size), mesh_dim_names=MESH_DIMENSIONS)
             self._meshes[device_type] = mesh if copies > 1 else mesh["shards"]
+            # FSDP2 gathers and reduces over these, and the heartbeat counts what each rank has begun in them.
             self._groups_in_step.extend(self._meshes[device_type].get_all_groups())
         return self._meshes[device_type]
 
@@ -127,6 +128,7 @@ class TorchRanks(RankGroup):
         try:
             yield
         except RuntimeError as error:
+            # What goes wrong in the model itself is a RuntimeError as well, and keeps its own words.
             if not isinstance(error, dist.DistError) and BROKEN not in str(error):
                 raise
             raise RankError(self._heartbeat.explanation()) from error
@@ -158,6 +160,7 @@ class _SomeRanks(TorchRanks):
     def of(cls, ranks: TorchRanks, groups: Sequence[Sequence[int]]) -> "_SomeRanks":
         """The one of `groups` that this rank is in; every rank is in one."""
         backend = backend_of(ranks.card)
+        # All ranks make all groups, in one order: torch wants also those there that a group leaves out.
         made = [
             (dist.new_group(list(members), backend=backend, timeout=NEVER), members) for members in groups
         ]
@@ -184,6 +187,7 @@ class _OtherThread(TorchRanks):
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
+        # The thread waits beside the work of the rank, which the heartbeat goes on to watch.
         yield
 
 
