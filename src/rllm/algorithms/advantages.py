@@ -265,6 +265,8 @@ def _centred_within(rewards: FloatArray, groups: NDArray[np.int64]) -> FloatArra
     numbers, place = np.unique(groups, return_inverse=True)
     means = np.bincount(place, weights=rewards) / np.bincount(place)
     lowest, highest = np.full((2, len(numbers)), np.nan)
+    # `fmin` and `fmax` pass over the NaN that each group begins with.
     np.fmin.at(lowest, place, rewards)
     np.fmax.at(highest, place, rewards)
+    # Ties are found by the rewards themselves, because a mean is rounded; see `_center`.
     return np.where((lowest == highest)[place], 0.0, rewards - means[place])

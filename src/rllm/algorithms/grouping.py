@@ -325,6 +325,7 @@ def _turn_of(member: _Member, turn: int) -> Attempt:
         num_tokens_K=member.attempt.num_tokens_K[turn : turn + 1],
         turn_rewards_K=returns_1,
         returns_K=returns_1,
+        # A number for each group and place: no attempt has 2³² turns, so no two of them meet.
         group=(member.attempt.group << 32) + turn,
     )
 

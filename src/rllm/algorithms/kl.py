@@ -39,6 +39,7 @@ def kl_terms(new_M: Tensor, ref_M: Tensor, kind: str) -> Tensor:
     if kind in ("k2", "mse"):
         return 0.5 * gap_M.square()
     if kind == "k3":
+        # Near 0 exp(-d) - 1 + d would lose most of its digits.
         return torch.expm1(-gap_M) + gap_M
     if kind == "abs":
         return gap_M.abs()

@@ -51,6 +51,7 @@ def divergence_slopes(student_M_V: Tensor, teacher_M_V: Tensor, kind: str, beta:
         torch.sub(student_M_V, gaps_M_V, out=gaps_M_V)
     else:
         raise _unknown(kind)
+    # Where a probability is 0 its gap may be infinite, and 0 · ∞ would be NaN.
     gaps_M_V.masked_fill_(probs_M_V == 0.0, 0.0)
     gaps_M_V.sub_(torch.einsum("mv,mv->m", probs_M_V, gaps_M_V).unsqueeze(1))
     return probs_M_V.mul_(gaps_M_V).mul_(scale)

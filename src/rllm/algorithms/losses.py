@@ -85,6 +85,7 @@ class PolicyLoss:
         measures = {
             "ratio_mean": log_ratio_M.exp(),
             "clipped_frac": self.surrogate.clipped_M(tokens).float(),
+            # Old before new: the estimate is of tokens of its first policy, and the old one sampled these.
             "kl": kl_terms(tokens.old_M, tokens.new_M, "k3"),
         }
         entropy_M = tokens.measured_entropy_M if tokens.entropy_M is None else tokens.entropy_M

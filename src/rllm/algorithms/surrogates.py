@@ -503,6 +503,8 @@ def _row_mean_straight_through(values_M: Tensor, row_M: Tensor) -> Tensor:
 
 def _binary_kl(old_M: Tensor, new_M: Tensor) -> Tensor:
     """[M] KL between "this token" and "any other" under the old and the new log-probabilities."""
+    # 1 - exp would lose its digits where a token is nearly certain. `tiny` keeps the logarithm finite where
+    # it is certain.
     tiny = torch.finfo(new_M.dtype).tiny
     other_old_M, other_new_M = -torch.expm1(old_M), (-torch.expm1(new_M)).clamp(min=tiny)
     of_other_M = torch.xlogy(other_old_M, other_old_M) - torch.xlogy(other_old_M, other_new_M)
