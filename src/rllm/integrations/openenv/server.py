@@ -59,6 +59,7 @@ class ServedEnvironment(Environment[TextAction, TextObservation, State]):
     ) -> TextObservation:
         """`seed` is the number of the task in `split`, and of what its environment draws."""
         number = (seed or 0) % MAX_SEED
+        # Forgotten first: where the next one cannot be made, no episode is left that could be stepped.
         env, self._env = self._env, None
         if env is not None:
             await _result(env.close)

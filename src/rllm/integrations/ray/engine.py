@@ -96,6 +96,7 @@ class RayEngine:
         leases = Leases(
             tasks_with_ids, group_size=group_size, size=self._tasks_per_lease(group_size), skip=skip
         )
+        # Before leases are handed out: a worker is given one only with the last weights.
         await self._pool.refresh_weights()
         num_open = leases.num_episodes
         self._counts.submitted += num_open
@@ -114,6 +115,7 @@ class RayEngine:
             while leases.are_open:
                 await self._hand_out(leases, playing, call)
                 for lease, result in await self._leases_back(leases, playing):
+                    # Counted before they are handed on: what is open when the caller leaves was cancelled.
                     num_open -= lease.num_episodes
                     self._settle(result.counts)
                     for row, steps in result.episodes:
@@ -212,6 +214,8 @@ class RayEngine:
             await asyncio.sleep(LOOK_EVERY_S)
             return set()
         done, _ = await asyncio.wait(waiting, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+        # Nothing has ended for a while: workers are asked for their turns, by which a watchdog sees that the
+        # run moves.
         if not done:
             for worker in {each.worker for each in playing.values()}:
                 look = asyncio.ensure_future(answer(worker.actor.num_turns.remote()))
@@ -229,6 +233,7 @@ class RayEngine:
     async def _stop(self, playing: Playing) -> None:
         """Let nobody play on for a caller who has left; a worker that does not stop is replaced."""
         for task, play in playing.items():
+            # One that has not begun was never sent to its worker, so it is enough to ask no more.
             if play.has_begun:
                 play.worker.actor.stop.remote(play.number)
             else:

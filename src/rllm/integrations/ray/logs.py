@@ -70,6 +70,7 @@ def ray_messages(add: Callable[[str], object]) -> Iterator[None]:
     try:
         yield
     finally:
+        # The reader ends before the subscriber is closed: it may be in the middle of a poll.
         is_over.set()
         reader.join()
         subscriber.close()

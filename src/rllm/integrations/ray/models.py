@@ -51,6 +51,7 @@ class HeldModels:
         """Serve these weights from now on; conversations under way go on with them."""
         parts = split(block_B, self._learning)
         for name, policy_version in policy_versions.items():
+            # Written by the engine between two of its steps: a step never sees half of the new weights.
             write = partial(unpack, parts[name], self._learning[name]) if name in parts else None
             self.clients[name].publish(policy_version, write)
 

@@ -189,6 +189,7 @@ class Pool:
     def refill(self) -> None:
         """As many workers as the run wants, or as the nodes that are there now have room for."""
         cluster = self.job.config.cluster
+        # Ray counts these cores as those of the node, and no worker would ever be placed on them.
         held_cpus = _cpus_of_groups()
         places = sum(
             int(node["Resources"].get("CPU", 0) - held_cpus[node["NodeID"]]) // cluster.cpus_per_worker
@@ -216,6 +217,7 @@ class Pool:
 
     async def _begin(self, worker: ClusterWorker) -> Machine:
         machine = await answer(worker.actor.machine.remote())
+        # Before the job goes out, which is unpickled there and has to mean the same.
         require_same_versions(this_machine(), machine)
         if worker.is_server:
             await answer(worker.actor.begin.remote(self._job_ref, self._files_ref))
@@ -308,6 +310,7 @@ class Pool:
         async with self._giving:
             started_s = time.perf_counter()
             broadcast = await asyncio.to_thread(self._newer_weights)
+            # A worker that has begun since the last broadcast still needs its weights.
             if broadcast is None:
                 await self._load(self.holders)
                 return
@@ -320,6 +323,7 @@ class Pool:
     def _newer_weights(self) -> Broadcast | None:
         """The weights as they were last published, in the object store; None where these went out already."""
         models, latest = self.job.learning_models(), self.broadcast
+        # Copied inside the block, so that the bytes are those of these versions.
         with self.job.between_publishes():
             state, versions = weight_state(models), self.job.policy_versions()
             if (state, versions) == (latest.state, latest.policy_versions):

@@ -79,6 +79,7 @@ class RankHost:
         with self._news:
             self._news.wait_for(lambda: self._has_news(process), timeout=LOOK_S)
         code = process.poll()
+        # What it wrote last may still be in its pipes.
         if code is not None:
             for reader in self._readers:
                 reader.join(LAST_WORDS_S)

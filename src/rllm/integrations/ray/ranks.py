@@ -60,6 +60,7 @@ def _ranks_in_group(
         [{"CPU": config.threads}] * num_ranks, strategy=config.distributed.placement.upper()
     )
     try:
+        # A group is placed as a whole: ranks that begin without the others would only wait for them.
         if not group.wait(config.cluster.timeout_s):
             raise ClusterError(_shortage(config, num_ranks))
         hosts += (_new_host(number, group, config) for number in range(num_ranks))  # all begin together
@@ -146,6 +147,7 @@ class PlacedRank:
         """The reason for which its actor has ended."""
 
     def poll(self) -> int | None:
+        # `look` waits at the actor for news; here is only seen whether its answer has come.
         if self.returncode is None and ray.wait([self._look], timeout=0)[0]:
             try:
                 output: RankOutput = ray.get(self._look)

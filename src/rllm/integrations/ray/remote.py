@@ -78,6 +78,7 @@ class RemoteClient(ModelClient):
 
     def session(self, order: tuple[str, int]) -> TokenSession:
         """All attempts at a task ask one server, which reads their common prompt once."""
+        # A checksum, because `hash` of a text is another one in each process.
         return TokenSession(replace(self, preference=zlib.crc32(order[0].encode())))
 
     async def generate_ids(

@@ -17,6 +17,7 @@ def scratch_directory() -> Path:
     path = Path(tempfile.mkdtemp(prefix=PREFIX))
     descriptor = os.open(path / f"{LOCK}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the process ends
+    # The lock gets its name once it is held, so nobody finds it free and takes the directory for a leftover.
     os.rename(path / f"{LOCK}.new", path / LOCK)
     return path
 

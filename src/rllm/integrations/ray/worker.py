@@ -99,6 +99,7 @@ class RolloutWorker:
         `paths`: where the driver finds modules; those of them that are here are looked in as well. Raises
         ConfigError where what plays is of a module that this node does not have.
         """
+        # Before anything is unpickled: the player is of modules that the driver found on these paths.
         sys.path += [path for path in paths if path not in sys.path]
         try:
             job: WorkerJob = pickle.loads(pickled_job)

@@ -83,6 +83,7 @@ class TinkerBackend:
         arrays = update_arrays(rows, theirs, row_means=row_means)
         inputs = [(_inputs(sample), columns) for (sample, _), columns in zip(rows, arrays, strict=True)]
         logprobs = self.service.forward_backward(inputs, theirs)
+        # Before the step: a loss that is no number raises here, and the weights stay.
         metrics = self._metrics(rows, logprobs, loss)
         if not with_gradient:
             metrics = {"loss": metrics["loss"]}
@@ -93,6 +94,8 @@ class TinkerBackend:
         return {"skipped_updates": 0.0, **metrics}
 
     def publish_weights(self) -> int:
+        # Weights that are published already need no new sampler in the service; the client is told all the
+        # same.
         if self._published_version != self.policy_version:
             self.service.publish()
             self._published_version = self.policy_version
@@ -129,6 +132,7 @@ class TinkerBackend:
                 f"{directory} is kept at {path} in the service, which cannot load it ({error}). Delete "
                 f"{directory} to use the one before."
             ) from error
+        # The sampler still has other weights, so the next publish has to make a new one.
         self.policy_version, self._published_version = version, -1
 
     def reset_optimizer(self) -> None:

@@ -60,6 +60,7 @@ class TinkerClient(ModelClient):
                 f"The prompt has {len(prompt_ids)} tokens and the context holds {self._max_context}, so no "
                 "token fits behind it; raise `inference.max_context` or end the conversation earlier."
             )
+        # Taken before anything is awaited: a publish meanwhile is for later calls.
         began_at, version, sampler = time.perf_counter(), self._policy_version, self._service.sampler
         ids, logprobs, has_stopped = await self._service.sample(
             sampler,

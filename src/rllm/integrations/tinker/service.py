@@ -259,6 +259,7 @@ class Service:
             try:
                 return inner.result(_LOOK_EVERY_S)
             except TimeoutError:
+                # The call itself may have ended with a TimeoutError, which is then its answer.
                 if inner.done():
                     raise
                 self._require_there()
@@ -275,6 +276,7 @@ class Service:
 
     def _require_there(self) -> None:
         """Raises InferenceError where nobody could reach the service for a while."""
+        # Many calls wait at the same time, in several threads: one of them looks for all.
         with self._looking:
             if time.monotonic() - self._last_look >= _LOOK_EVERY_S:
                 trouble, self._last_look = self._trouble(), time.monotonic()
@@ -295,6 +297,7 @@ class Service:
         try:
             with urllib.request.urlopen(f"{self.base_url}/api/v1/healthz", timeout=_LOOK_EVERY_S):
                 return ""
+        # Any answer will do, also a refusal: somebody is there.
         except urllib.error.HTTPError:
             return ""
         except (OSError, ValueError) as error:

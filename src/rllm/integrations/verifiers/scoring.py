@@ -27,6 +27,7 @@ def watch_rubric(rubric: Any) -> None:
 async def score(rubric: Any, state: Any) -> None:
     """Let the rubric score a rollout. Raises RewardError where one of its functions failed."""
     errors: list[tuple[str, Exception]] = []
+    # A context variable, because one rubric scores several rollouts at the same time.
     token = _ERRORS.set(errors)
     try:
         await rubric.score_rollout(state)

@@ -64,6 +64,7 @@ class _Updates:
             with_entropy=loss.needs_entropy,
         )
         metrics = _means(reports) if with_gradient else {}
+        # `step` has left weights and optimizer as they were.
         if not (math.isfinite(total) and math.isfinite(norm)):
             self._refuse(total, norm, [each for report in reports for each in report["bad"]])
             return {"grad_norm": 0.0, "skipped_updates": 1.0, "loss": 0.0}

@@ -121,6 +121,7 @@ class EngineWorker:
 
         A loss or norm that is no number leaves weights and optimizer as they were.
         """
+        # By length, so that dealing them out in turn gives all ranks about as much to compute.
         mine, count = self._share(sorted(rows, key=lambda row: -row.last))
 
         def loss(model_output: Mapping[str, Tensor], data: TensorDict, dp_group: Any) -> tuple[Tensor, Any]:
@@ -128,6 +129,7 @@ class EngineWorker:
             entropy = model_output["entropy"].values() if with_entropy else None
             starts_R, places = data["input_ids"].offsets()[:-1], data["place"].tolist()
             numbers = [number for number, place in enumerate(places) if place < count]
+            # A micro-batch of rows that only stand in: it keeps verl's ranks in step.
             if not numbers:
                 return (outputs * 0.0).sum(), {"report": {}}
             own_rows = [mine[places[number]] for number in numbers]
