@@ -256,6 +256,7 @@ def with_fetched_images(chats: Sequence[Chat], fetcher: ImageFetcher | None) -> 
         try:
             return replace(chat, messages=fetcher.inline(chat.messages))
         except ConfigError as error:
+            # Not raised, so that the problems of all rows are told at once.
             return error
 
     problems = Problems()

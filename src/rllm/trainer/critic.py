@@ -98,6 +98,7 @@ def _results(
     results: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     for members in attempts.values():
         rows = [samples[index] for index in members]
+        # Rows may take turns, and GAE needs the tokens in the order of time; `back` undoes that order.
         order = np.argsort(_trained_values(rows, "advantages_T"), kind="stable")  # by turn
         rewards = _trained_values(rows, "rewards_T")[order]
         expected = np.concatenate([values[index][samples[index].trainable_T] for index in members])[order]

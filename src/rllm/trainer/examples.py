@@ -51,6 +51,7 @@ def split_heldout(
     examples: Sequence[Example], fraction: float, seed: int
 ) -> tuple[list[Example], list[Example]]:
     """(trained on, held out): whole tasks, drawn by the seed; at least one where there are two."""
+    # Sorted, because a set of texts has another order in each process.
     tasks = sorted({example.task for example in examples})
     num_heldout = max(1, round(fraction * len(tasks))) if fraction and len(tasks) > 1 else 0
     order = np.random.default_rng(draw_seed(seed, "heldout")).permutation(len(tasks))

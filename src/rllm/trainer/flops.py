@@ -115,6 +115,8 @@ def _rates(shape: "DecoderShape", adapters: Adapters, *, trains_weights: bool, h
         for matrix, count in numbers.items():
             entering = stream_has_gradient if matrix in ("qkv", "gate_up") else inside_has_gradient
             adapter = adapters.get((layer, matrix), NO_ADAPTER)
+            # A is trained, and what enters it may have a gradient; what enters B, which is A's output, always
+            # has one.
             passes = count * (1 + entering + trains_weights) + adapter.a * (2 + entering) + adapter.b * 3
             counts["state" if is_last and matrix != "qkv" else "token"] += 2 * passes
             inside_has_gradient = entering or trains_weights or adapter.a > 0

@@ -150,6 +150,7 @@ class MemoryPlan:
         and the optimizer's state."""
         parts = self.parts
         certain = (parts.weights + parts.gradients + parts.optimizer) * self.num_local_ranks
+        # With swap a run is slow and not impossible: `warning` leaves it out, and only a refusal counts it.
         limit = self.limit + (_swap_bytes() if self.device == "cpu" else 0)
         if certain > limit:
             sizes = (readable(each) for each in (parts.weights, parts.gradients, parts.optimizer))
@@ -227,6 +228,7 @@ def memory_plan(config: TrainConfig, *, num_ranks: int, num_local_ranks: int) ->
                         (what, _most_beyond_shards(memory, each, gradients, shards, is_only=begins_without))
                     )
                 else:
+                    # `parts` has all gradients already.
                     peaks.append((what, _update(memory, each, gradients, is_only=is_only) - gradients))
             if config.algorithm.kl_coef or config.critic.is_on:
                 peaks.append(("scoring", passes[0][0].scoring()))
@@ -259,6 +261,7 @@ def memory_plan(config: TrainConfig, *, num_ranks: int, num_local_ranks: int) ->
         moments=moments,
         batch=batch,
         num_ranks=num_ranks,
+        # Each rank has a card of its own, and on the CPU they share one memory.
         num_local_ranks=num_local_ranks if config.model.device == "cpu" else 1,
         device=config.model.device,
         sampler=sampler,

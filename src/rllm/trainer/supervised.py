@@ -241,6 +241,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         models = load_initial_models(config, run)
 
         def publish(policy_version: int) -> None:
+            # The job is made of the policies, so they are there before anybody can be told.
             if ONLY_POLICY in listeners:
                 listeners[ONLY_POLICY].on_publish(policy_version)
 
@@ -339,6 +340,8 @@ def fit(run: SupervisedRun) -> None:
         if "tokens" in metrics:
             metrics["tokens_per_s"] = metrics["tokens"] / elapsed_s
         metrics |= {"total_steps": job.steps, "step_s": elapsed_s, "run_s": state.wall_s}
+        # Before the checkpoint: a line beyond it is taken back when the run goes on, and one that was not
+        # written by then would stay missing.
         run.tracker.log(step, "train", metrics)
         is_last = state.steps == job.steps
         is_best = "heldout_loss" in metrics and state.is_best(-metrics["heldout_loss"])
@@ -386,6 +389,7 @@ class Stopping:
 
     def __exit__(self, *_: object) -> None:
         for each, before in self._before.items():
+            # None stands for a handler that Python did not set, which nobody can put back.
             signal.signal(each, signal.SIG_DFL if before is None else before)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
