@@ -118,6 +118,7 @@ def maxrl_advantages(rewards_G: FloatArray) -> FloatArray:
             "pay 0 to 1, or choose another `algorithm.estimator`."
         )
     centred_G = _center(rewards_G)
+    # Rewards are 0 or more here, so where their mean is 0 all of them are, and that is a tie.
     return centred_G / rewards_G.mean() if centred_G.any() else centred_G
 
 

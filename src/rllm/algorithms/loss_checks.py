@@ -325,6 +325,7 @@ def _cuts_gradient(args: tuple[Any, ...], result: Any) -> bool:
 def _direction(terms: Terms, rows: Sequence[_Row]) -> Check:
     """On the policy that sampled, what had a positive advantage must become more likely."""
     tokens = _on_policy(_tokens(rows))
+    # What does not depend on advantages, such as an entropy, is taken off.
     zero = replace(tokens, advantages_M=torch.zeros_like(tokens.advantages_M))
     slope_M = _terms_and_slopes(terms, tokens)[1]["new_M"] - _terms_and_slopes(terms, zero)[1]["new_M"]
     if float(slope_M.abs().max()) <= SAME:

@@ -212,6 +212,7 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             self._wake.wait(INTERVAL_S)
+            # Before the beat is made: what changes from here on wakes this thread once more.
             self._wake.clear()
             if self._stopped.is_set():
                 return
@@ -232,6 +233,7 @@ class Heartbeat:
             self._mine.alive += 1
             self._mine.num_collectives = self._num_collectives()
             text = json.dumps(asdict(self._mine))
+        # Outside of the lock: `beat` must not wait for the store.
         self._store.set(f"beat/{self._rank}", text)
 
     def _look(self) -> None:

@@ -222,6 +222,7 @@ def load_latest(root: Path, backends: Backends) -> RunState | None:
     checkpoints = _checkpoints(root)
     if not checkpoints:
         return None
+    # All files before any is read: else some learners would have changed when a damaged one is met.
     verify_manifest(checkpoints[-1])
     state = RunState(**json.loads((checkpoints[-1] / "state.json").read_text()))
     for place, backend in backends.items():

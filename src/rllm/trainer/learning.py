@@ -354,6 +354,7 @@ def prepare(
         rows_with_gradient = [each for each in samples if has_gradient(each, loss)]
         samples, facts = score_rows(learner, name, backend, samples, rows_with_gradient)
     else:
+        # `pay_for_divergence` had these rows scored when they had no advantages yet.
         facts = kl_rewards.facts[name]
         samples = [
             replace(kl_rewards.rows[each.order_key], advantages_T=each.advantages_T) for each in samples
@@ -366,6 +367,7 @@ def prepare(
         return Ready(samples=samples, facts=facts)
     if kl_rewards is not None:
         coef = learner.kl_coef(name)
+        # `pay_for_divergence` leaves out roles that are paid token by token, so nobody pays twice.
         critic_rows = [with_kl_paid(each, coef, algorithm.kl_kind) for each in critic_rows]
     # Once for all updates of the step: values and returns are those of the critic before the first.
     critic_targets = with_gae(

@@ -163,6 +163,7 @@ async def _reinforce(run: RunParts, ahead: StepsAhead) -> None:
             rollouts = await ahead.step(step)
             updates_before = update_work(run.learner.backends())
             read = rollout_bytes(run.policies, run.clients, work_before, rollouts.episodes, run.num_ranks)
+            # `StepsAhead` promises this; rows that were too old would not show in anything else.
             ages = versions.require_fresh(rollouts.episodes, config.schedule.steps_ahead)
             run.curriculum.observe(step, rollouts.episodes)
             run.is_whole = False
@@ -179,6 +180,7 @@ async def _reinforce(run: RunParts, ahead: StepsAhead) -> None:
             metrics |= await publish(run, batch.samples)
             versions.note()
             state.steps = step + 1
+            # With the tasks of steps that are sampled ahead, which a run that goes on plays again.
             state.curriculum = run.curriculum.state()
             state.sampled_tokens += batch.token_counts["sampled"]
             metrics |= await validate(run, step)
@@ -203,6 +205,7 @@ async def _reinforce(run: RunParts, ahead: StepsAhead) -> None:
         # did not live to write would be missing for ever.
         run.tracker.log(step, "train", metrics)
         run.is_whole = True
+        # `is_best` notes the score in the state, so it is asked before that is saved.
         is_best = "heldout_success" in metrics and state.is_best(metrics["heldout_success"])
         is_last = state.steps == config.steps or state.has_ended_early
         if state.steps % config.checkpoint.every_steps == 0 or is_best or is_last:
@@ -273,6 +276,7 @@ async def publish(run: RunParts, samples: Sequence[TrainingSample]) -> dict[str,
     metrics: dict[str, Any] = {}
     for name, backend in run.policies.trainable():
         canary: dict[str, float] = {}
+        # A policy without rows was not updated either.
         if mine := run.policies.samples_of(name, samples):
             await _in_learner(run, backend.publish_weights)  # it waits for a step of the engine
             canary = await run.canaries[name].check(backend, run.clients[name], mine)

@@ -76,6 +76,7 @@ async def sample_step(
         learner.policies.publish()
     sampling = sampling_of(config, temperature(config, step))
     telling = set[str]()
+    # Without filters nothing is ever `telling`, and `max_rounds` is 1.
     while len(telling) < config.rollout.tasks_per_step and rollouts.rounds < max_rounds(config):
         missing = config.rollout.tasks_per_step - len(telling)
         tasks = curriculum.batch(step, missing)

@@ -217,6 +217,7 @@ def _client(config: TrainConfig, url: str, model: LoadedModel) -> "VLLMClient":
         model.tokenizer,
         processed_logprobs=True,
         sends_seeds=config.inference.server_seeds,
+        # Without steps ahead no answer is under way when weights are published.
         at_publish=config.inference.at_publish if config.schedule.steps_ahead else FINISH,
         max_connections=config.inference.num_slots,
     )

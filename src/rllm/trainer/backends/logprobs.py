@@ -217,6 +217,7 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         hidden_M_D, *columns = ctx.saved_tensors
+        # torch hands in zeros for outputs that carry no gradient, so all of `grads` can be cut into parts.
         grad_hidden_M_D = torch.empty_like(hidden_M_D)
         for part in _chunks(len(hidden_M_D), ctx.chunk):
             grad_hidden_M_D[part] = _gradient(

@@ -83,6 +83,7 @@ class PackedUpdates:
         elif ranks.tensor_size > 1:
             split = (split_model if isinstance(model, Decoder) else split_by_plan)(model, ranks.in_layer())
             self.model = split.twin
+        # A twin has the names of the whole model, so a checkpoint fits any number of ranks.
         parameters = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
         if config.gradient_checkpointing:
             self.model.recompute_layers()
@@ -123,6 +124,7 @@ class PackedUpdates:
         # of such rows alone is a step along a gradient of 0: the same comes out as if they were computed.
         rows = [row for row in self._rows(samples, weights) if has_gradient(row.sample, loss)]
         is_empty = not any(weights_T.any() for weights_T in weights)
+        # Here and not behind the step: an update that was skipped, or raised, has left its gradients.
         self._weights.zero_grad()
         metrics, blame = _UpdateMetrics(), Blame(samples)
         with self._ranks.inside_torch():
@@ -172,6 +174,7 @@ class PackedUpdates:
                 metrics.add(loss, tokens, total, only_finite=bool(trouble))
                 if self.trace is not None:
                     metrics.tokens.append(_numbers_of(batch, tokens))
+            # A whole update may take longer than ranks wait for a sign of life.
             self._ranks.beat(f"the update of policy version {self.policy_version}")
         return trouble
 
@@ -218,6 +221,7 @@ class PackedUpdates:
     def _tensors(self) -> LearnerTensors:
         counters = {
             "policy_version": torch.tensor(self.policy_version),
+            # With all of its digits, so that a run that goes on refuses the same updates.
             "running_norm": torch.tensor(self._running_norm.mean, dtype=torch.float64),
             "num_norms": torch.tensor(self._running_norm.count),
         }
@@ -262,6 +266,7 @@ class PackedUpdates:
     def reset_optimizer(self) -> None:
         """Forget the moments: the next phase optimises another objective."""
         self._optimizer = self._new_optimizer()
+        # Which norms are usual belongs to the objective as well.
         self._running_norm = RunningNorm()
 
     def _inputs(self, batch: PackedBatch, loss: Loss) -> TokenInputs:

@@ -39,6 +39,7 @@ class ShardedWeights(MasterWeights):
         self._ranks = ranks
         whole = self.by_name
         self._shards = {name: each for name, each in parameters.items() if is_shard(each)}
+        # These share their memory with the shards, so a step of the optimizer moves the model itself.
         rows = {name: _rows(each).requires_grad_() for name, each in self._shards.items()}
         self.by_name = {name: rows.get(name, whole.get(name, each)) for name, each in parameters.items()}
         self.spread = SpreadRows({rows[name]: shard for name, shard in self._shards.items()})

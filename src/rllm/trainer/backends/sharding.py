@@ -69,6 +69,7 @@ def shard_model(model: Any, ranks: RankGroup) -> Any:
     for layer in twin.layers():
         # What is trained of others is small, as adapters are: one part, gathered with the model itself.
         if frozen.isdisjoint(layer.parameters()):
+            # Before sharding: a shard has the precision of the parameter that it is made of.
             _take_masters(layer, masters)
             fully_shard(layer, **options)
     _take_masters(twin, masters)
@@ -102,6 +103,7 @@ def in_step(
 ) -> Iterator[tuple[PackedBatch, bool]]:
     """(micro-batch, whether it counts): those of this rank, then spare ones, until each rank has had as
     many."""
+    # All of them now, because every rank has to know the number before anybody begins the first.
     mine = list(batches)
     most = max(ranks.gather(len(mine)))
     yield from ((batch, True) for batch in mine)

@@ -116,12 +116,14 @@ class TorchBackend(PackedUpdates):
     def _write_to_sampler(self) -> None:
         targets = dict(self._served_model.named_parameters())
         for name, parameter in self.model.named_parameters():
+            # Frozen parameters are the same tensors in both models.
             if parameter.requires_grad:
                 targets[name].copy_(parameter)
 
     def _entropy_of(self, loss: Loss) -> Entropy:
         if loss.needs_entropy:
             return Entropy.WITH_GRADIENT
+        # An entropy goes through all probabilities, so it is computed where somebody looks at it.
         return Entropy.NONE if self.trace is None else Entropy.VALUE
 
     def _inputs(self, batch: PackedBatch, loss: Loss) -> TokenInputs:

@@ -307,6 +307,7 @@ class Optimizers:
             # By identity: `in` would compare tensors element by element.
             weight_ids = {id(each) for each in part.weights}
             for name, weight in self._weights.items():
+                # A weight that never had a gradient has no moments, here or in the file.
                 if id(weight) in weight_ids:
                     part.state[weight] = {
                         key: value.to(weight.device) for key, value in state_of.get(name, {}).items()
@@ -323,6 +324,7 @@ def in_8_bits_of(weights: Mapping[str, Tensor], matrices: Collection[str]) -> fr
 
 def matrices_of_layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> frozenset[str]:
     """Names of the weights of linear layers between hidden states."""
+    # An output layer is a linear layer as well. It is told from the others by its size, whatever its name is.
     vocabulary = {each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding)}
     matrices = {
         id(each.weight)

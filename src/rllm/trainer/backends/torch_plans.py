@@ -109,6 +109,7 @@ def _plan_of(config: Any, num_parts: int) -> Mapping[str, str]:
 def _modules_of_plan(model: Any, plan: Mapping[str, str]) -> Iterator[tuple[str, nn.Module, str]]:
     """(name, module, kind) of each that the plan names."""
     body = model._body
+    # The plan names modules as the body has them, and parameters are named as the model has them.
     prefix = next(name for name, module in model.named_modules() if module is body)
     patterns = {re.compile(re.escape(each).replace(r"\*", r"\d+")): kind for each, kind in plan.items()}
     for name, module in list(body.named_modules()):
@@ -168,6 +169,7 @@ def _probe(model: Any, parts: Mapping[str, Part]) -> dict[str, Tensor]:
     weight = next(model.parameters())
     tokens_N = torch.arange(NUM_PROBE_TOKENS, device=weight.device) % model.vocab_size
     layers = {id(each) for layer in model.layers() for each in layer.parameters()}
+    # A split weight has another shape on each rank, so its gradient cannot be compared.
     checked_weights = {
         name: each
         for name, each in model.named_parameters()

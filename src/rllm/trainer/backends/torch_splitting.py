@@ -148,6 +148,7 @@ class SplitWeights(MasterWeights):
         """Ranks of one layer have the same rows, so that what all of them have is a sum already, where it is
         not the gradient of a part alone."""
         super().join_gradients(self._with_same_part)
+        # Ranks of a layer have the same rows, so they come to the same names without asking each other.
         partial = {name for name in self._partial_gradients if self.by_name[name].grad is not None}
         self._in_layer.sum_in_place(self.gradients(partial))
 
@@ -157,6 +158,7 @@ class SplitWeights(MasterWeights):
         of_whole = sum(_square(each) for name, each in self.by_name.items() if name not in self._parts)
         # What is whole has the same gradient on all ranks of a layer, so it is added once.
         norm = (sum(self._in_layer.gather(of_parts)) + of_whole) ** 0.5
+        # By this norm: torch would take that of the parts that are here.
         nn.utils.clip_grads_with_norm_(with_gradient, max_norm, torch.tensor(norm, dtype=torch.float64))
         return norm
 
@@ -248,6 +250,7 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        # Behind the sum all ranks compute the same, so each has the whole gradient already.
         return grads[0], None
 
 
