@@ -183,6 +183,7 @@ def launch(
     """
     while True:
         code = _launch_once(words, num_ranks, directory, start)
+        # What is refused would be refused again, and who interrupts a run wants it to end.
         if not restarts or code in (0, REFUSED, INTERRUPTED):
             return code
         restarts -= 1
@@ -222,6 +223,7 @@ def _wait(ranks: Sequence[_Rank], directory: Path, terminations: "_Terminations"
     refused_by_all = code == REFUSED and ranks[0].process.returncode == code  # rank 0 has said why
     if code < 0 or (first.number and not _is_interruption(code) and not refused_by_all):
         _report(first, [rank for rank in ranks if rank is not first])
+    # A process that was killed has a code below 0, which no command can return.
     return INTERRUPTED if _is_interruption(code) else code if code > 0 else 1
 
 

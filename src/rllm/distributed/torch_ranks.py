@@ -75,6 +75,7 @@ class TorchRanks(RankGroup):
     def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
         def add() -> None:
             for bucket in _buckets(tensors):
+                # A large tensor has a bucket of its own and is summed where it lies, without a copy.
                 if len(bucket) == 1 and bucket[0].is_contiguous():
                     dist.all_reduce(bucket[0], group=self.process_group)
                     continue
@@ -104,6 +105,8 @@ class TorchRanks(RankGroup):
     def _split(self) -> tuple[RankGroup, RankGroup]:
         """All ranks have to be here the first time."""
         if self._neighbours is None:
+            # Ranks of one layer have numbers in a row: who counts each layer once takes every
+            # `tensor_size`-th rank.
             numbers = torch.arange(self.size).view(-1, self.tensor_size)
             self._neighbours = (
                 _SomeRanks.of(self, numbers.tolist()),

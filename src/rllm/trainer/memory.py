@@ -354,6 +354,7 @@ class Pass:
     def _fixed_bytes(self) -> int:
         """Ids, cosines and sines of every token, masks."""
         batch = self.batch
+        # 16: the id and the position of a token have 8 bytes each.
         columns = (16 + 2 * self.element * self.shape.head_dim) * batch.num_tokens + 80 * batch.num_trained
         return columns + self.element * batch.mask
 

@@ -367,6 +367,7 @@ def _parts(
     if config.schedule.steps_ahead:  # beside the sampler's, which goes on meanwhile
         weights += num_trained * of_trained
     state = _optimizer_bytes(config.optimizer, of_rank, adapter, num_trained, of_trained)
+    # Masters are the weights that a checkpoint has, so they are in it once.
     snapshot = num_trained * FLOAT + state - _masters(num_trained, of_trained)
     reference = 0
     if config.algorithm.kl_coef:

@@ -68,6 +68,7 @@ def trainable_rows(
         for row in trajectory_rows(trajectory, episode.task_id, episode.rollout_idx, index, 0.0):
             rows.append(row)
             ids_T = row.token_ids_T
+            # Ids of images lie beyond the vocabulary.
             if policies.reads_images(trajectory.name):
                 ids_T = ids_T[ids_T < PATCH_IDS_FROM]
             if not len(ids_T) or not 0 <= ids_T.min() <= ids_T.max() < num_tokens:

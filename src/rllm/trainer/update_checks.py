@@ -96,6 +96,7 @@ class UpdateProbe:
     def __init__(self, assignments: Iterable[str] = (), tasks: Sequence[WorldTask] = TASKS) -> None:
         """`assignments`: "section.key=value" on top of one update a step, without a bound on the gradient."""
         self.tasks = tasks
+        # With such a rate the weights stay as they are, so that all batches meet the same policy.
         self.config: TrainConfig = load_config(
             {
                 "rollout": {"tasks_per_step": len(tasks), "group_size": 2},

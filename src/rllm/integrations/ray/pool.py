@@ -248,6 +248,7 @@ class Pool:
                         f"{self._num_failed_starts} rollout workers have ended before they were ready, the "
                         f"last: {first_line(error)}. Is there memory for the model on the nodes?"
                     ) from error
+        # Before workers are told of servers: one that has no weights yet must not be asked.
         await self.give_weights()
         if self.job.config.cluster.model_servers:
             await self._tell_servers()

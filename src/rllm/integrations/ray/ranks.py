@@ -121,6 +121,7 @@ def _places(group: PlacementGroup, machines: Sequence[Machine], port: int) -> li
     cluster, num_before = ray.get_runtime_context().gcs_address, Counter[str]()
     places: list[dict[str, str]] = []
     for number, (address, machine) in enumerate(zip(addresses, machines, strict=True)):
+        # A rank is a child of its actor, whose end it has to notice.
         places.append(
             {
                 **rank_variables(
@@ -152,6 +153,7 @@ class PlacedRank:
             try:
                 output: RankOutput = ray.get(self._look)
             except ENDED as error:
+                # The rank was killed with its actor.
                 self._loss, self.returncode = first_line(error), -signal.SIGKILL
             else:
                 self._write(output)

@@ -108,6 +108,7 @@ class _Updates:
         starts_R: Tensor,
     ) -> tuple[Tensor, dict[str, Any]]:
         columns = trained_columns(rows, outputs_N.device)
+        # Rows stand one behind the other, and the output at a place is of the token behind it.
         starts_M = starts_R.numpy()[columns["rank_M"].cpu().numpy()]
         predicted_by_M = torch.from_numpy(starts_M + columns["place_M"] - 1).to(outputs_N.device)
         outputs_M = outputs_N[predicted_by_M]
