@@ -92,6 +92,7 @@ def kto(log_ratio_R: Tensor, sign_R: Tensor, *, beta: float, kl: float) -> Tenso
 
 def _log_odds(logprob_P: Tensor) -> Tensor:
     logprob_P = logprob_P.clamp(max=CERTAIN)
+    # `expm1`, because 1 - exp loses its digits where an answer is nearly certain.
     return logprob_P - torch.log(-torch.expm1(logprob_P))
 
 

@@ -288,6 +288,7 @@ class ClippedCovariance(_OfTokens):
 
     def chosen(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """The rows of an update with their choice."""
+        # A step may have several updates; the first task tells this one from the others.
         first = samples[0].group_key[0] if samples else ""
         seed = draw_seed(self.context.seed, "clip_cov", self.context.step, first)
         places = drawn_between(covariances(samples), self.fraction, self.low, self.high, seed)

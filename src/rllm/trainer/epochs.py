@@ -22,6 +22,7 @@ class Epochs:
             raise ConfigError("There are no examples to train on; give at least one.")
         self._num_examples = num_examples
         self._config = config
+        # Two, because a batch may reach from one pass over the examples into the next.
         self._order = lru_cache(maxsize=2)(self._shuffle)
 
     @property

@@ -138,6 +138,7 @@ def _paid_rewards(config: TrainConfig, episodes: Iterable[Episode]) -> tuple[set
     treatment = treat_truncated(episodes, config.rollout.truncation)
     rewards = treatment.rewards
     if filters.overlong_buffer:
+        # Behind truncation: the cost comes off what that has left.
         rewards |= overlong_rewards(
             episodes,
             rewards,

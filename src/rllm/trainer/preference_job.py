@@ -54,6 +54,7 @@ class PreferenceJob(SupervisedJob):
         run that goes on has the same."""
         if not self._preference.needs_reference:
             return
+        # Where nothing is held out, what is measured on is trained on as well and there already.
         examples = [*self.dataset.train, *(self.measured_examples if self.dataset.is_heldout else ())]
         rows = [row for example in examples for row in example.rows] + self.others + self.measured_others
         optimizer = self.config.optimizer

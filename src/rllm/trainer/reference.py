@@ -99,6 +99,7 @@ def copy_of(
     Costs a second copy of what is trained: of an adapter (`adapter` says of what shape) that alone.
     """
     base = policy.loaded_model.base
+    # Any seed will do, because `begin_with` replaces what is drawn.
     model = _initial_model(policy) if base is None else with_adapter(base, adapter, 0).model
     return ModelScorer(
         model=model.requires_grad_(False),
@@ -146,6 +147,7 @@ def load_references(
             )
             for each in _trained_weights(policies[name]):
                 own_weights[each].data.copy_(file_weights[each])
+    # RuntimeError is torch's, for a weight of another shape.
     except (CheckpointError, SafetensorError, KeyError, OSError, RuntimeError) as error:
         raise CheckpointError(
             f"{root} holds the policy as it was after its warm start, which `algorithm.kl_coef` compares "

@@ -71,6 +71,7 @@ def kl_of(sample: TrainingSample, kind: str) -> NDArray[np.float64]:
     """[T] divergence from the reference at each trained token before the first update, in nats; 0
     elsewhere."""
     assert sample.ref_logprobs_T is not None, "the reference was asked"
+    # Kinds with a `+` differ from the others in their gradient alone, and here is none.
     kl_T = kl_rewards(sample.logprobs_T, sample.ref_logprobs_T, kind.removesuffix("+"))
     return np.where(sample.trainable_T, kl_T, 0.0)
 

@@ -90,4 +90,5 @@ class Leases:
                 f"{cause} If they were short of memory, lower `cluster.lease_episodes`; if the environment "
                 "ends its process, it has to be mended."
             )
+        # To the front: it has been waited for longest.
         self._waiting.appendleft(lease)

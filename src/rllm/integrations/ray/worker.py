@@ -118,6 +118,7 @@ class RolloutWorker:
             self._models = HeldModels(job, files, directory)
             clients = self._models.clients
         num_engines = num_leases_at_once(job.config)
+        # Where several leases are played at once, dropping caches for one would drop those of the others.
         self._reproducible = num_engines == 1
         for number in range(num_engines):
             home = directory / f"engine-{number}"
@@ -153,6 +154,7 @@ class RolloutWorker:
 
     async def play(self, number: int, tasks: Sequence[Any], call: LeaseSettings) -> PlayedLease:
         """Every attempt at `tasks`, as lease `number` of the run."""
+        # There is one: the pool gives a worker no more leases at a time than it has engines.
         engine = self._idle_engines.pop()
         before = engine.counts.turns
         self._turns[number] = lambda: engine.counts.turns - before

@@ -129,6 +129,7 @@ def _derive(ours: dict[str, Any], settings: Mapping[str, Any], num_tasks: int) -
     _derive_schedule(ours, settings)
     _derive_steps(ours, num_tasks)
     ratio = ours.pop("warmup_ratio")
+    # A published -1 leaves it to the ratio.
     ours["optimizer.warmup_steps"] = max(0, ours["optimizer.warmup_steps"])
     if ratio and not ours["optimizer.warmup_steps"]:
         updates = ours["steps"] * ours["algorithm.updates_per_step"]
@@ -136,6 +137,7 @@ def _derive(ours: dict[str, Any], settings: Mapping[str, Any], num_tasks: int) -
     _derive_algorithm(ours, settings)
     for name in ("evaluation.every_steps", "checkpoint.every_steps"):
         ours[name] = max(0, ours[name])
+    # Never is not to be had here: it becomes the last step alone.
     ours["checkpoint.every_steps"] = ours["checkpoint.every_steps"] or max(1, ours["steps"])
 
 

@@ -102,6 +102,8 @@ class VerlClient(ModelClient):
             logprobs=list(logprobs),
             logprob_meaning=LogprobMeaning.TEMPERATURE,
             temperature=sampling.temperature,
+            # verl tells the oldest and the newest version of an answer, and not which tokens are of which. Of
+            # a row only these two are looked at later.
             policy_versions=[oldest, *[newest] * (len(ids) - 1)],
             finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
             usage={"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids)},

@@ -52,6 +52,7 @@ def script_values(config: Any) -> dict[str, Any]:
         if key not in defaults_by_key or defaults_by_key[key] != value
     }
     direct = {key: value for key, value in different.items() if not _follows(key, defaults_by_key)}
+    # A value that follows from others counts as chosen where these would give another.
     expected = OmegaConf.merge(defaults, OmegaConf.create(nested(direct)))
     return {
         key: OmegaConf.select(script_config, key)
