@@ -168,6 +168,7 @@ def learn(
         # For the next step: rewards and loss of this one were made with the coefficient as it was.
         if config.algorithm.kl_target and "divergence" in ready.facts:
             coef, kl = learner.kl_coef(name), ready.facts["divergence"]
+            # This dict is that of the run's state, so the next checkpoint has the new value.
             learner.kl_coefs[name] = adapted_kl_coef(config.algorithm, coef, kl)
         metrics |= policies.label_metrics(name, ready.facts)
     batch.samples = sorted(trained_samples, key=lambda each: each.order_key)

@@ -218,6 +218,7 @@ def memory_plan(config: TrainConfig, *, num_ranks: int, num_local_ranks: int) ->
         for what, rows_of_what, group_size in rows:
             batch = fullest(rows_of_what, group_size, config.optimizer.micro_batch_tokens)
             passes = _passes(config, name, of_rank, adapter, element, batch)
+            # `fullest` hands back what it was given where one pass holds all rows.
             is_only = batch is rows_of_what
             for each, gradients in passes:
                 memory = each.training()

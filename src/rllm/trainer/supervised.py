@@ -236,6 +236,7 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
 
         config = self.config.train_config()
         require_models(config)
+        # Until that is written nothing has begun: what a refused start has left is made anew.
         if not (run / "config.json").exists():
             create_initial_models(config, run)
         models = load_initial_models(config, run)

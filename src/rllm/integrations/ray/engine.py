@@ -244,6 +244,7 @@ class RayEngine:
             if task in late:
                 self._pool.lose(play.worker)
                 task.cancel()
+            # Asked for, so that asyncio does not log it as an exception that nobody has retrieved.
             elif not task.cancelled():
                 task.exception()
 

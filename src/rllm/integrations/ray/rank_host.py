@@ -107,4 +107,5 @@ class RankHost:
                     self._output[name] += chunk
                     self._news.notify_all()
         with self._news:
+            # The end is news as well, for which `look` may be waiting.
             self._news.notify_all()

@@ -195,6 +195,7 @@ def _end(ranks: Sequence[PlacedRank]) -> None:
 def _require_shared_files(hosts: Sequence[Any], machines: Sequence[Machine], directory: Path) -> None:
     """Raises ConfigError where a node does not see what the ranks read and write together: the directory in
     which the command was given, and the one that the run is in."""
+    # The run itself may not be there yet.
     above = next(each for each in directory.absolute().parents if each.is_dir())
     with ExitStack() as marks:
         paths = [
