@@ -157,6 +157,7 @@ class DockerSandbox(Sandbox):
                 "CapAdd": [] if self._root is None else ["CHOWN", "DAC_OVERRIDE", "FOWNER"],
                 "SecurityOpt": ["no-new-privileges"],
                 "Memory": limits.memory_mb * 2**20,
+                # Memory and swap together: the same number means no swap.
                 "MemorySwap": limits.memory_mb * 2**20,
                 "PidsLimit": limits.processes + 3,
                 "Tmpfs": places,

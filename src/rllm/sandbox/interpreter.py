@@ -129,6 +129,7 @@ def interpreter_at(path: str) -> Interpreter | str:
     if tuple(release) < OLDEST:
         return f"it is Python {version}; {OLDEST[0]}.{OLDEST[1]} or newer is needed"
     real = os.path.realpath(path)
+    # The library file is HOME/lib/pythonX.Y/encodings/__init__.py, the program HOME/bin/python3.
     homes = {prefix, str(Path(library_file).parents[3]), str(Path(real).parents[1])}
     outside = sorted(home for home in homes if not _is_under(home, SYSTEM_PATHS))
     if "/" in outside:

@@ -89,6 +89,8 @@ def _bubblewrap(python: Interpreter, root: Root | None) -> Start:
         options += ["--cap-add", f"CAP_{capability}"]
     binds = [*system_paths(), *python.binds]
     for path in binds:
+        # A link such as /bin stays one: a writable root gets the same links (`layers`), and no second mount
+        # of /usr.
         if os.path.islink(path):
             options += ["--symlink", os.readlink(path), path]
         else:
@@ -117,6 +119,7 @@ def _bubblewrap(python: Interpreter, root: Root | None) -> Start:
         options += ["--dir", folder]
     for source, place in _root_binds(root):
         options += ["--ro-bind", source, place]
+    # Last: below a root that is read-only no more places can be made.
     options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     arguments = memory_file("".join(option + "\0" for option in options).encode(), name="arguments")
     command = [_path_of("bwrap"), "--args", str(arguments), "--", *python.command]

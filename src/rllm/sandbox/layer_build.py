@@ -145,6 +145,7 @@ def _walls(step: BuildStep) -> list[str]:
         words += ["--unshare-net"]
     for path in ("/etc/resolv.conf", "/etc/hosts"):
         if os.path.exists(path):
+            # /etc/resolv.conf is often a link to a file of a service, which the build does not see.
             words += ["--ro-bind", os.path.realpath(path), path]
     for path in _package_places():
         words += ["--ro-bind", path, path]

@@ -58,6 +58,7 @@ class Register:
         return tempfile.mkdtemp(prefix="files-", dir=self.path)
 
     def close(self) -> None:
+        # A forked process inherits this exit handler, and the directory is its parent's.
         if self._pid == os.getpid():
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -114,4 +115,5 @@ def started_at(pid: int) -> str:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return "gone"
+    # Field 22 of proc(5). The name before it is in parentheses and may itself hold spaces and parentheses.
     return text.rpartition(")")[2].split()[19]

@@ -29,6 +29,7 @@ def made_once(target: Path) -> Iterator[Path | None]:
     lock = _lock(target.parent, target.name)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Another process may have made it while this one waited for the lock.
         if target.is_dir():
             yield None
             return
@@ -58,11 +59,13 @@ def remove_parts(folder: Path) -> None:
 
 
 def _lock(folder: Path, name: str) -> int:
+    # The file stays for good: were it removed, two processes could lock two files of the same name.
     return os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def remove_tree(part: Path) -> None:
     """Remove a directory whatever modes are in it: overlays leave directories that nobody may enter."""
+    # The walk goes top down, so a directory is opened up before it is entered.
     for folder, names, _ in os.walk(part):
         for name in names:
             if not os.path.islink(f"{folder}/{name}"):

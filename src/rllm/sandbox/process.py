@@ -98,6 +98,8 @@ class WardenProcess:
         self._register = Register.of_this_process()
         self._directory = self._register.new_directory() if backend == "subprocess" else ""
         self._packages = self._packages_of(python)
+        # Packets keep their borders, so one `recv` is one message, and descriptors arrive with the order that
+        # they belong to.
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -149,9 +151,13 @@ class WardenProcess:
             finally:
                 for descriptor in (code, *start.descriptors):
                     os.close(descriptor)
+            # From here on the warden alone holds its end, so its death is an end of file here.
             theirs.close()
             self._register.add(process.pid)
+            # Set here as well: `close` below needs it before `__init__` has what this returns.
             self._process = process
+            # Linux process ids have at most 22 bits; 8 more number the runs, and the sum stays at most
+            # LAST_UID.
             first_uid = FIRST_UID + ((process.pid & 0x3FFFFF) << 8)
             self._send({"do": "begin", "first_uid": first_uid, "disk_mb": disk_mb})
             ready = self._hear(START_S)
@@ -192,6 +198,8 @@ class WardenProcess:
             wire = _Wire(job)
             try:
                 self._order(job, wire)
+                # With our copies of the writing ends closed, the pipes end when the last process of the cell
+                # does.
                 wire.handed_on()
                 return self._follow(job, wire)
             except Exception:
@@ -269,6 +277,8 @@ class WardenProcess:
                 message = self._hear(0)
                 if message is None:
                     raise WardenDied(f"The {self.backend} sandbox died while it ran a program.")
+                # A run that was interrupted above leaves the message of its end unread; it is passed over
+                # here.
                 if message["run"] == self._runs:
                     return self._end_of(message, stop_reason, wire)
 
@@ -276,9 +286,11 @@ class WardenProcess:
         if message["why"] == "failed":
             raise SandboxError(f"The {self.backend} sandbox could not make a cell: {message['error']}")
         wire.drain()
+        # A program can write too much and end before the excess is read, so it was never stopped for it.
         why = wire.excess if message["why"] == "exit" and wire.excess else message["why"]
         return Ended(
             why=stop_reason or why,
+            # A cell that was killed sends no report; wait status 9 is an end by SIGKILL.
             wait_status=message.get("status", 9),
             cpu_s=message.get("cpu_s", 0.0),
             max_rss_kb=message.get("max_rss_kb", 0),
@@ -329,6 +341,8 @@ class WardenProcess:
         if self._closed.is_set():
             return
         self._closed.set()
+        # Not `close`: a run in another thread polls this descriptor. A shutdown wakes it and the warden
+        # alike, and the run then gives back `_in_use`, which is taken below.
         with contextlib.suppress(OSError):  # gone already
             self._control.shutdown(socket.SHUT_RDWR)
         try:
@@ -348,6 +362,7 @@ class _Wire:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        # In the order that `cell.await_order` expects: payload, then what becomes 0, 1, 2 and perhaps 3.
         self.theirs = [
             memory_file(json.dumps(job.payload).encode("utf-8", "surrogatepass"), name="payload"),
             memory_file(job.stdin, name="stdin"),

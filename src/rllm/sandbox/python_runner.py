@@ -137,6 +137,7 @@ class PythonRunner:
             finally:
                 self._turns.remove(turn)
                 self._some_idle.notify_all()
+            # `interpreter` is cached, so the same path and packages are the same object.
             mine = [place for place, (of, warden) in enumerate(self._idle) if of is python and warden]
             if mine:
                 return self._idle.pop(mine[0])[1]
@@ -152,6 +153,7 @@ class PythonRunner:
         warden = WardenProcess(self.backend, python, keeps_files=False, disk_mb=self.limits.disk_mb)
         with self._lock:
             self._all.add(warden)
+            # A `close` that came after the look above has not seen this warden.
             late = self._closed
         if late:
             warden.close()
@@ -191,6 +193,7 @@ def shared_runner(backend: str = "bubblewrap") -> PythonRunner:
     """The runner that everything in this process shares, one for each backend; closed when the process
     ends."""
     require_backend(backend)
+    # Of this process: a forked one would talk to its parent's wardens over the same sockets.
     key = (os.getpid(), backend)
     with _shared_lock:
         if key not in _shared_runners:

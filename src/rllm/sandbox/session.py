@@ -100,6 +100,7 @@ class WardenSandbox(Sandbox):
         if source.is_dir() and not source.is_symlink():
             self._file_job("unpack", path, pack_tree(source))
         else:
+            # O_NONBLOCK, because opening a FIFO would wait for a writer.
             descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb") as stream:
                 self.write(path, stream.read())

@@ -161,6 +161,7 @@ def examine(examination: Examination, snapshot: Snapshot | None) -> Examined:
                 fresh.restore(snapshot)
             except OSError as error:
                 return Examined(test_run=None, refusal=f"what was left cannot be put back: {error}")
+        # After the restore: nothing that the agent left is put over them.
         _bring_tests(fresh, examination.tests)
         guard = _guard(fresh, examination, snapshot) if snapshot is not None else None
         test_run = fresh.exec(
@@ -210,6 +211,7 @@ def environment_of(examination: Examination) -> dict[str, str]:
         "GIT_CONFIG_GLOBAL": "/dev/null",
         "GIT_CONFIG_NOSYSTEM": "1",
     }
+    # The later ones win: variables of the agent's world decide nothing that is set here.
     return inputs | own | GIT_VARIABLES | dict(examination.own_variables)
 
 

@@ -122,6 +122,8 @@ class CellHome:
         `guard.Guard`."""
         spare = self._spare
         is_ordinary = job != "changes" and rules is None
+        # A spare has its mounts already, those of an ordinary job; and its own disk, where files are not
+        # kept.
         if spare is not None and is_ordinary and (self.keeps_files or spare.disk_mb == disk_mb):
             self._spare = None
             return spare
@@ -141,6 +143,8 @@ class CellHome:
 
     def discard(self, cell: Cell) -> None:
         """End a cell and remove its files; those in namespaces go with it."""
+        # The end is seen without reaping, so the process id stays this cell's until `clear`, and a repeated
+        # kill cannot hit another process.
         ending = os.pidfd_open(cell.init)
         self.kill(cell)
         while not select.select([ending], [], [], 0.05)[0]:
@@ -177,6 +181,8 @@ class CellHome:
         if self.is_bare:
             init = kernel.fork()
         else:
+            # This moves the children of the warden and not itself. Without the way back the next cell would
+            # be born in the namespace of this one, where nothing can be forked once its init has ended.
             kernel.unshare(kernel.CLONE_NEWPID)
             init = kernel.fork()
             if init:
@@ -200,6 +206,8 @@ class CellHome:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             box = PARTS["box"] if self.root is None else "/"
             if self.is_bare:
+                # Without a process namespace orphans would go to the machine's init, where `end_descendants`
+                # does not find them.
                 kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
                 kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
                 box = os.path.join(self._bare_directory(self._count), "box")
@@ -207,6 +215,7 @@ class CellHome:
                     os.makedirs(os.path.join(os.path.dirname(box), part), exist_ok=True)
             else:
                 self._furnish(disk_mb, job)
+            # The program waits at the gate until it is traced, so that no exec of its is missed.
             follower = guard.Guard(rules) if rules is not None else None
             gate = os.pipe() if follower is not None else ()
             program = kernel.fork()
@@ -266,11 +275,13 @@ class CellHome:
                 become(self._uid())
             elif self.identity == "own_userns":
                 enter_user_namespace()
+            # The change of user has reset it, and /proc/self belongs to root as long as it is 0.
             kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
             with open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
                 stream.write("1000")  # a kernel without memory shall kill this before anything else
             os.chdir(box)
             order, payload = await_order(line)
+            # Limits come with the order. The filter comes last: it refuses calls that were needed until here.
             set_rlimits(order["limits"], is_bare=self.is_bare)
             if self.filter:
                 kernel.install_filter(self.filter)
@@ -306,6 +317,7 @@ def limit_tcp_buffers() -> None:
 
 
 def mount_disk(disk_mb: float, identity: str, uid: int) -> None:
+    # Inodes are counted too: empty files have no size, but each takes memory of the kernel.
     options = f"size={int(disk_mb * 1024)}k,nr_inodes={int(disk_mb * INODES_PER_MB) + 256},mode=755"
     kernel.mount("cell", DISK, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
     for part in PARTS:
@@ -322,6 +334,7 @@ def allow_entry(folder: str) -> None:
 
 def become(uid: int) -> None:
     """Be `uid` for good, without groups or capabilities."""
+    # Groups and the bounding set first: without root the right to change them is gone.
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     kernel.drop_bounding_set()
@@ -333,6 +346,7 @@ def enter_user_namespace() -> None:
     """Be the only user of a namespace, without capabilities."""
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # else /proc/self is not ours to write
     kernel.unshare(kernel.CLONE_NEWUSER)
+    # The kernel lets a plain user write gid_map only after setgroups is denied.
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{INSIDE_ID} 0 1"),
@@ -361,6 +375,7 @@ def set_rlimits(limits: dict[str, Any], *, is_bare: bool) -> None:
     if not is_bare:
         limit_values.append((resource.RLIMIT_NPROC, int(limits["processes"]), int(limits["processes"])))
     for kind, soft, hard in limit_values:
+        # A hard limit that this process was started with cannot be raised.
         _, most = resource.getrlimit(kind)
         cap = hard if most == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(kind, (min(soft, cap), cap))

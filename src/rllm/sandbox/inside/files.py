@@ -43,6 +43,7 @@ def do(kind: str, payload: dict[str, Any], box: str, *, root: str) -> None:
 def read(path: str, box: str, root: str, *, most_bytes: int | None = None) -> None:
     """The bytes of a plain file to stdout. OSError EFBIG for more than `most_bytes`."""
     folder, name = _folder_of(path, box, root, makes=False)
+    # O_NONBLOCK, because opening a FIFO would wait for a writer.
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=folder)
     about = os.fstat(file)
     if not stat.S_ISREG(about.st_mode):
@@ -55,6 +56,7 @@ def read(path: str, box: str, root: str, *, most_bytes: int | None = None) -> No
 def write(path: str, box: str, root: str) -> None:
     """stdin to a plain file, which is replaced: what a link of that name points to stays as it is."""
     folder, name = _folder_of(path, box, root, makes=True)
+    # Written beside it and renamed, so that a full disk leaves the old file as it was.
     part = f".{name}.part"[:255]
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with contextlib.suppress(FileNotFoundError):  # as it should be
@@ -337,6 +339,7 @@ def unpack(
                 )
     for linkname, target in links:
         _in_folder(target, box, root, lambda name, folder, to=linkname: _link(to, name, folder))
+    # Inner ones first: an outer one without rights would bar the way to them.
     for target, mode in reversed(modes):
         if mode != 0o755:
             _in_folder(target, box, root, lambda name, folder, mode=mode: _set_mode(name, folder, mode))
@@ -434,6 +437,7 @@ def _folder_of(path: str, box: str, root: str, *, makes: bool) -> tuple[int, str
     if os.path.commonpath([whole, root]) != root:
         raise OSError(errno.EACCES, f"`{path}` is outside {root}")
     parts = [part for part in os.path.relpath(whole, root).split("/") if part != "."]
+    # One part at a time: O_NOFOLLOW looks at the last part of a path alone.
     here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     for part in parts[:-1]:
         if makes:

@@ -125,6 +125,7 @@ class Guard:
     def await_program(self, program: int) -> tuple[int, resource.struct_rusage]:
         """As `cell.await_program`."""
         while True:
+            # __WALL: threads, and children that send no SIGCHLD, are waited for as well.
             pid, status, usage = os.wait4(-1, _WALL)
             if os.WIFSTOPPED(status):
                 with contextlib.suppress(ProcessLookupError):  # killed while it stood still
@@ -143,8 +144,12 @@ class Guard:
         elif event in _BIRTHS and pid in self._tids:
             self._tids.add(self._message(pid))
         elif event == _STOP and number in _STOPPING:
+            # A stop signal holds the whole process. LISTEN leaves it stopped until SIGCONT, where CONT would
+            # resume it.
             self._ptrace(_LISTEN, pid, 0, 0)
             return
+        # Signals are delivered. The SIGTRAP of a stop that tracing itself made is not: it would kill the
+        # program.
         is_signal = not event and number != _SYSCALL_STOP
         self._ptrace(_CONT, pid, 0, number if is_signal else 0)
 
@@ -171,6 +176,7 @@ class Guard:
 
     def _is_agents(self, program: str, words: list[str], folder: str) -> bool:
         names = [os.path.basename(each) for each in (program, *words[:2])]
+        # First, because a program of the agent's may be called `cp`.
         if self._is_of_agent(program):
             return True
         if names[0] in COPIERS:
@@ -213,6 +219,7 @@ class Guard:
 
     def _access_of(self, words: list[str], folder: str) -> dict[str, int]:
         """Path -> rights below it: of the tests it reads what it was given by name."""
+        # The part after "=" is for options such as --input=/tests/data.txt.
         paths = [os.path.realpath(os.path.join(folder, each.rpartition("=")[2])) for each in words[1:]]
         return self._access | {
             path: _READ for path in paths if self._is_hidden(path) and path != self._hidden_paths[0]
@@ -225,9 +232,13 @@ class Guard:
         pending = self._to_next_call(pid)
         registers = self._registers(pid)
         machine, version = self._machine, kernel.landlock_version()
+        # Version 1 knows 13 rights, 2 and 3 one more each. Scopes exist from version 6 on; older kernels
+        # refuse bytes that they do not know, and get the first field alone.
         rights_mask = (_READ | _CHANGE) & ((1 << (13 + min(version - 1, 2))) - 1)
         ruleset = struct.pack("=QQQ", rights_mask, 0, _SCOPES)[: 24 if version >= 6 else 8]
         at = registers[machine.instruction]
+        # execve(2) maps 128 KiB below the stack pointer, and the program has not run yet: nothing there is in
+        # use.
         scratch = (registers[machine.stack] - _SCRATCH_BELOW_STACK) & ~0xF
         with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
 
@@ -241,16 +252,20 @@ class Guard:
 
             memory.seek(at)
             code = memory.read(len(machine.code))
+            # The first instruction of the program becomes a system call, and is put back when all calls are
+            # made.
             put(machine.code, at)
             rules = call(_LANDLOCK[0], put(ruleset), len(ruleset), 0)
             for path, rights in access.items():
                 if not os.path.exists(path):
                     continue
+                # Landlock refuses a rule for a plain file that has rights of directories.
                 rights &= rights_mask if os.path.isdir(path) else rights_mask & _OF_FILES
                 flags = os.O_PATH | os.O_CLOEXEC
                 entry = call(self._calls["openat"], kernel.AT_FDCWD, put(os.fsencode(path) + b"\0"), flags)
                 call(_LANDLOCK[1], rules, 1, put(struct.pack("=Qi", rights, entry)), 0)
                 call(self._calls["close"], entry)
+            # Needs no_new_privs, which the process has since `kernel.install_filter`.
             call(_LANDLOCK[2], rules, 0)
             call(self._calls["close"], rules)
             put(code, at)
@@ -262,6 +277,7 @@ class Guard:
     def _change_home(self, pid: int, memory: Any) -> None:
         """Another home, of as many letters, than that of the tests, which they may read settings in."""
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            # env_start and env_end, fields 50 and 51 of proc(5).
             start, end = map(int, stream.read().rpartition(")")[2].split()[47:49])
         memory.seek(start)
         variables = b"\0" + memory.read(end - start)
@@ -281,6 +297,7 @@ class Guard:
         for place, register in enumerate(machine.arguments):
             call_registers[register] = (arguments[place] if place < len(arguments) else 0) & ((1 << 64) - 1)
         self._set_registers(pid, call_registers)
+        # Once to where the call begins, once to where it ends.
         pending += self._to_next_call(pid)
         pending += self._to_next_call(pid)
         (result,) = struct.unpack("=q", struct.pack("=Q", self._registers(pid)[machine.result]))

@@ -73,6 +73,7 @@ def run_python(payload: dict[str, Any], box: str) -> NoReturn:
     source = payload["source"]
     _write_file(script, source)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Python's own work after a fork that `kernel.fork` leaves out: new randomness, and the id of this thread.
     random.seed()
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     # Out of sight, and kept: to free them would touch, and so copy, many pages that are shared with the
@@ -143,6 +144,7 @@ def _code_of(source: str, script: str, names: dict[str, Any]) -> int:
 
 def run_program(payload: dict[str, Any], environment: dict[str, str]) -> NoReturn:
     """Become the program. 127 where there is none, as a shell says."""
+    # The interpreter ignores SIGPIPE and SIGXFSZ, and what is ignored stays so over an exec.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     command = payload["argv"]

@@ -90,6 +90,8 @@ def unmount(target: str) -> None:
 def user_namespace(identities):  # type: ignore[no-untyped-def]  # without `typing`
     """A descriptor of a user namespace with the lines of `identities` as its uid_map and gid_map."""
     ready, tell = os.pipe()
+    # Only a privileged process of the parent namespace may map several ids, so the holder waits until this
+    # one has.
     holder = fork()
     if holder == 0:
         try:
@@ -178,5 +180,6 @@ def landlock_version() -> int:
 def install_filter(program: bytes) -> None:
     """Put a seccomp filter, an array of `struct sock_filter`, over this process and all it starts."""
     holder = _FilterProgram(len(program) // 8, program)
+    # Without it the kernel wants CAP_SYS_ADMIN for a filter.
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(holder))

@@ -64,6 +64,7 @@ def lay(disk: str, plan: dict[str, Any], own: Callable[[str], None], uid: int, *
 def enter(disk: str) -> None:
     """Make the layers the `/` of this mount namespace, with a /proc of its own, and forget all else."""
     new = f"{disk}/{NEW}"
+    # pivot_root(2) takes mount points alone.
     kernel.mount(new, new, flags=kernel.MS_BIND | kernel.MS_REC)
     enter_at(new)
 
@@ -75,6 +76,8 @@ def enter_at(new: str) -> None:
     kernel.mount(f"{new}/proc/sys", f"{new}/proc/sys", flags=kernel.MS_BIND)
     kernel.mount("", f"{new}/proc/sys", flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | safe)
     os.chdir(new)
+    # This puts the old root over the new one at the same place, and the unmount takes it away: no directory
+    # for it has to exist.
     kernel.pivot_root(".", ".")
     kernel.unmount(".")
     os.chdir("/")
@@ -146,6 +149,7 @@ def _overlaid(lower: str, target: str, disk: str, name: str, *, is_user: bool) -
 def mounts() -> list[str]:
     """Where this machine's files are bound in the warden's own root, outermost first."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as stream:
+        # mountinfo writes spaces and the like as octal escapes.
         points = {line.split()[4].encode().decode("unicode_escape") for line in stream}
     return sorted(
         point

@@ -18,6 +18,7 @@ HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 def build(binds: "list[list[str]]") -> None:
     """Leave this machine's files behind for good, but for `binds`: directories, files and links to keep, each
     with the path that it has from then on."""
+    # Mounts made here must not show up on the machine, and pivot_root(2) refuses shared ones.
     kernel.mount("", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     new = "/sys"  # any directory that nothing is bound from; in this mount namespace alone
     kernel.mount("root", new, "tmpfs", kernel.MS_NOSUID, "size=1m,mode=755")
@@ -56,6 +57,7 @@ def _read_only(target: str) -> None:
         points = [line.split()[4].encode().decode("unicode_escape") for line in stream]
     for point in points:
         if point == target or point.startswith(target + "/"):
+            # One mount at a time, because a remount does not take MS_REC.
             statvfs_flags = os.statvfs(point).f_flag & (
                 os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_RELATIME
             )
@@ -71,6 +73,7 @@ def _mount_flags(statvfs_flags: int) -> int:
 
 def _devices(folder: str) -> None:
     kernel.mount("dev", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, "size=64k,mode=755")
+    # Bound, because device nodes cannot be made in a user namespace.
     for name in DEVICES:
         os.close(os.open(f"{folder}/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
         kernel.mount(f"/dev/{name}", f"{folder}/{name}", flags=kernel.MS_BIND)
@@ -81,6 +84,7 @@ def _devices(folder: str) -> None:
 
 
 def _loopback_up() -> None:
+    # SIOCSIFFLAGS, IFF_UP | IFF_RUNNING. The loopback of a new network namespace is down.
     set_flags, up_and_running = 0x8914, 0x41
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         fcntl.ioctl(probe, set_flags, struct.pack("16sH14x", b"lo", up_and_running))

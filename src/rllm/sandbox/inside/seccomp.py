@@ -100,6 +100,7 @@ def seccomp_filter(machine: str) -> bytes:
     if column is None:
         raise KeyError(machine)
     lines = [
+        # The numbers below are those of one architecture; a 32-bit program would mean other calls by them.
         _line(LOAD, ARCHITECTURE_AT),
         _line(JUMP_EQUAL, ARCHITECTURES[machine], 1, 0),
         _line(RETURN, KILL),

@@ -68,6 +68,7 @@ class Stack:
             self.read_only = system
             self._copy_layers()
         self._furnish(settings, uid)
+        # Where owners are not mapped by the mount, files in the folders are given to the program one by one.
         if self.read_only or (not is_user and not lower[next(iter(sources))].startswith(MAPPED)):
             for folder in settings["folders"]:
                 layers.own_all(f"{disk}/{layers.NEW}{folder}", own)
@@ -88,6 +89,7 @@ class Stack:
         discarded_state = self.state
         self.chain = list(chain)
         self._begin_state()
+        # Only now is it no upper directory of a mounted overlay.
         os.rename(f"{self._disk}/{STATES}/{discarded_state}", f"{self._disk}/{TRASH}/{discarded_state}")
         with contextlib.suppress(OSError, RecursionError):  # one that is hard to remove is its own disk
             shutil.rmtree(f"{self._disk}/{TRASH}/{discarded_state}")
@@ -154,6 +156,9 @@ class Stack:
         for path in (upper, work):
             os.makedirs(f"{self._disk}/{path}", exist_ok=True)
         self._own(f"{self._disk}/{upper}")
+        # Paths relative to the disk, because mount(2) takes one page of options. `userxattr` for root as
+        # well: the cell that packs changes has no capability, and would not see attributes of the trusted
+        # kind.
         options = f"lowerdir={':'.join([*states, *below])},upperdir={upper},workdir={work},userxattr"
         os.chdir(self._disk)
         try:
@@ -190,6 +195,7 @@ class Stack:
         are where the kernel cannot, and for a plain user, whose files they are."""
         if is_user:
             return sources
+        # Only the owner's id is mapped to another; all below and above it stay what they are.
         identities = (f"0 0 {owner}\n" if owner else "") + f"{owner} {uid} 1\n"
         identities += f"{owner + 1} {owner + 1} {MOST_UID - owner - 1}\n"
         places: dict[str, str] = {}

@@ -43,6 +43,7 @@ FIRST_LOOK_S, LOOK_EVERY_S = 0.02, 0.03
 def main(arguments: dict[str, Any]) -> None:
     control = socket.socket(fileno=arguments["control"])
     control.setblocking(True)
+    # Programs may have the same user id; a process that is not dumpable cannot be traced or read by them.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     place = cell.CellHome(arguments)
     refusal = None
@@ -54,6 +55,7 @@ def main(arguments: dict[str, Any]) -> None:
         for name in PREIMPORTED:
             __import__(name)
         refusal = import_ahead(arguments["imports"])
+    # Objects that the collector never visits again keep their pages shared with every fork.
     gc.collect()
     gc.freeze()
     while True:
@@ -128,6 +130,7 @@ def run(control: socket.socket, place: cell.CellHome, order: dict[str, Any], des
     if order["job"] == "changes" and place.stack is not None:
         order["states"] = [*place.stack.chain, place.stack.state]
     new_cell.give(order, descriptors)
+    # The program alone holds the writing ends from here on, so the owner's pipes end with it.
     for descriptor in descriptors:
         os.close(descriptor)
     why = watch(control, place, new_cell, order, started_s)
@@ -146,6 +149,7 @@ def run(control: socket.socket, place: cell.CellHome, order: dict[str, Any], des
     send(control, message)
     if why == "owner":
         raise SystemExit
+    # After the answer, so that the owner does not wait for these forks.
     place.make_ahead(disk_mb)
 
 
