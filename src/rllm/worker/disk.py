@@ -58,6 +58,7 @@ class StoreThread:
             while len(orders) < _MAX_TOGETHER and not self._orders.empty():
                 following = self._orders.get()
                 if following is None:
+                    # Put back, so that the thread ends after the orders that came before it.
                     self._orders.put(None)
                     break
                 orders.append(following)

@@ -174,6 +174,7 @@ class RunExport:
             return []
         with Ledger.open(calls, read_only=True) as ledger:
             records = [each for each in ledger.traces(attempt["session"]) if each.status is CallStatus.OK]
+        # Later calls of a segment repeat the messages of the earlier ones, so the last one has them all.
         last: dict[tuple[int, int], CallRecord] = {
             (each.conversation, each.segment): each for each in records if each.prompt is None
         }

@@ -107,6 +107,7 @@ class WorkerServer:
         if self.token is None:
             return True
         scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
+        # Compared as bytes: of texts compare_digest takes ASCII alone, and a header may hold anything.
         return scheme.lower() == "bearer" and hmac.compare_digest(
             credentials.strip().encode("utf-8", "surrogatepass"), self.token.encode()
         )
@@ -150,6 +151,7 @@ class WorkerServer:
         )
         await stream.prepare(request)
         try:
+            # A run that ended before this line has no events; its answer is read from the store below.
             async with aclosing(worker.watch(key)) as events:
                 async for event in events:
                     await stream.write(_event(event["event"], json.dumps(event).encode()))

@@ -44,6 +44,7 @@ def openapi(contracts: list[Contract]) -> dict[str, Any]:
 
 def component(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The schema as it stands at `place` of another document: its references lead there."""
+    # Anchors become pointers: in one document two schemas may have an anchor of the same name.
     anchors = {
         part[keyword]: quote(pointer, safe="/~$")
         for pointer, part in subschemas(schema)

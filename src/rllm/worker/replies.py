@@ -59,6 +59,7 @@ class Replies:
             )
         name = self.contract.constraints.idempotency_key
         value = inputs.get(name, "")
+        # JSON Schema takes 1.0 for an integer, but as a text it is another key than 1.
         if isinstance(value, float):
             return RunError(
                 code=ErrorCode.SCHEMA,

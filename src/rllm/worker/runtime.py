@@ -150,10 +150,12 @@ class WorkerRuntime:
             limit_s = self.contract.constraints.timeout_seconds
             allowed_s = limit_s if timeout_s is None else min(timeout_s, limit_s)
             task = asyncio.create_task(self._answer(key, text, trace_id, allowed_s))
+            # There is no await since the look-up above, so two requests with one key cannot both start a run.
             self._tasks[key], self._digests[key] = task, digest
             task.add_done_callback(lambda _: self._forget(key))
         self._num_callers[key] += 1
         try:
+            # A caller who goes away cancels this call, not the run that others may wait for.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if not task.cancelled():  # the caller has gone
@@ -198,6 +200,7 @@ class WorkerRuntime:
                         yield coming.result()
                 finally:
                     coming.cancel()
+            # What was told between the last wait and the end of the run.
             while not events.empty():
                 yield events.get_nowait()
         finally:
@@ -334,6 +337,8 @@ class WorkerRuntime:
         task = Task(id=run.id, instruction=json.dumps(inputs, ensure_ascii=False), metadata=inputs)
         with self._telemetry.attempt(self.contract, number, self._replies.run_id(run)) as span:
             try:
+                # The attempt is on disk already: a crash from here on uses it up, and cannot make its key try
+                # forever.
                 result = await play_attempt(
                     self.backing,
                     self._runner,
@@ -348,6 +353,7 @@ class WorkerRuntime:
                     run, RunStatus.RETRYABLE_ERROR, under_way.trace_id, error=error, under_way=under_way
                 )
                 span.set_result(AttemptResult(), error)
+                # This task is being cancelled, and a second cancellation must not keep the end from the disk.
                 await asyncio.shield(self._end(run, "", response, error, is_final=False))
                 raise
             under_way.enforcement = result.enforcement

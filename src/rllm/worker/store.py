@@ -84,6 +84,8 @@ class RunStore:
             self._database = sqlite3.connect(
                 directory / "runs.sqlite", isolation_level=None, check_same_thread=False
             )
+            # WAL lets others read while this process writes. FULL syncs at every commit; NORMAL would lose
+            # the last ones with the power, although their responses have left.
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.executescript(_SCHEMA)
@@ -222,6 +224,7 @@ class RunStore:
 
     def _finish(self, run: Run, status: str, response: bytes) -> None:
         self._execute(
+            # The first response stays: it has left, and the same key is to have the same bytes.
             "UPDATE runs SET status=?, response=?, ended_at=? WHERE id=? AND response IS NULL",
             (status, response, time.time(), run.id),
         )
@@ -242,6 +245,8 @@ class RunStore:
                     outcomes.append(error)
             self._execute("COMMIT")
         except BaseException:
+            # After a COMMIT that was refused as well: the transaction would stay open, and every later BEGIN
+            # fail.
             self._database.rollback()
             raise
         return outcomes
