@@ -259,6 +259,7 @@ class TaskDirectoryEnv(BaseEnv):
 
     def _prepare(self, sandbox: Sandbox, brings: Callable[[str], bool]) -> None:
         """Bring what lines of the Dockerfile copied where there are no layers."""
+        # The topmost layer comes first in the image, and has to be written last.
         for layer in reversed(self.image.layers if self.backend == "docker" else ()):
             tar = pack_links_and_all(layer, "", keeps=brings)
             sandbox.restore(Snapshot(tar=tar, base="/"))

@@ -76,6 +76,7 @@ class ToolEnvironment(BaseEnv):
         for call in calls:
             if call["function"]["name"] == FINISH:
                 answer = _response(call["function"]["arguments"])
+        # An answer ends the episode: calls beside it are not made.
         if answer is not None:
             return self._judge_answer(answer)
         if self.num_steps >= self.max_steps:

@@ -102,6 +102,7 @@ def _install_wheels(spec: HarnessSpec, part: Path, python: Interpreter) -> None:
     options = ["--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
     options += [f"--no-binary={package.partition('==')[0]}" for package in spec.build]
     _run(spec, "pip", [*pip, "install", *options, *spec.pip, *spec.build])
+    # Scripts that pip installs name their interpreter by where it lies now; inside it lies at HOME.
     for script in (part / "bin").iterdir():
         if script.is_file() and not script.is_symlink():
             script.write_bytes(script.read_bytes().replace(str(part).encode(), HOME.encode()))

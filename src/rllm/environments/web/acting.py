@@ -74,6 +74,7 @@ async def _click(
     try:
         await page.mouse.click(x, y, button=button, click_count=clicks)  # pyright: ignore[reportArgumentType]
     finally:
+        # A modifier that stays down would change every later click and key.
         for each in modifiers:
             await page.keyboard.up(each)
 
@@ -225,6 +226,7 @@ async def _noop(context: BrowserContext, wait_ms: float) -> None:
 async def _goto(context: BrowserContext, url: str) -> None:
     if url != "about:blank" and not context.network.allows(url):
         raise ImpossibleAction(f"{url[:100]!r} is closed to this task")
+    # Only until the page begins to come; the observation waits for the rest, with a limit of its own.
     await context.tab.page.goto(url, wait_until="commit", timeout=GOTO_LIMIT_S * 1000)
 
 

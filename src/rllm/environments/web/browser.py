@@ -169,6 +169,7 @@ class BrowserThread:
 
     async def browser(self) -> RunningBrowser:
         """The browser that runs, or a new one where none does."""
+        # Many episodes begin at once; they share one browser, also one that is still starting.
         async with self._starting:
             running = self._running
             if running is not None and (running.is_given_up or not running.browser.is_connected()):

@@ -181,12 +181,14 @@ class Tab:
             session.on("Network.requestWillBeSent", self._note_request)
             session.on("Network.loadingFinished", self._note_answer)
             session.on("Network.loadingFailed", self._note_answer)
+            # Only the events are wanted: with these sizes Chromium keeps no bodies for us.
             await session.send("Network.enable", {"maxTotalBufferSize": 0, "maxResourceBufferSize": 0})
         return await session.send(method, parameters or {})
 
     async def _evaluate(self, expression: str) -> Any:
         if self._world is None:
             frame = (await self.send("Page.getFrameTree"))["frameTree"]["frame"]["id"]
+            # Scripts of the page neither see nor replace what runs in a world of ours.
             world = await self.send("Page.createIsolatedWorld", {"frameId": frame, "worldName": _WORLD})
             self._world = world["executionContextId"]
             await self._run(f"{_SOURCE};0")
@@ -329,6 +331,7 @@ class BrowserContext:
         page.on("close", lambda _: self._remove_tab(tab))
         page.on("crash", lambda _: self.fail("A page crashed: it was killed, or out of memory."))
         page.on("download", self._note_download)
+        # The tab of the context itself is no window that a page opened.
         self.num_windows += bool(self.tabs)
         if self.num_windows > MAX_WINDOWS:
             self.fail(f"The page opened more than {MAX_WINDOWS} windows.")
@@ -357,6 +360,7 @@ class BrowserContext:
         self.num_dialogs += 1
         if self.num_dialogs > MAX_DIALOGS:
             self.fail(f"The page showed more than {MAX_DIALOGS} dialogs.")
+        # Beyond the limit it is settled too, because an open dialog blocks its page.
         message = json.dumps(" ".join(dialog.message[:300].split()), ensure_ascii=False)
         if dialog.type == "prompt":
             self.note(f"A prompt was accepted with its default text: {message}.")

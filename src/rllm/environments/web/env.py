@@ -156,6 +156,7 @@ class WebEnv(BaseEnv):
         info: dict[str, Any] = {"response": answer, "infeasible": message.name == "report_infeasible"}
         if self._judge is None or info["infeasible"]:
             return 0.0, {**info, "is_correct": False}
+        # In a thread: the loop of the browser serves all episodes of this process.
         judgement = await asyncio.to_thread(self._judge, answer)
         return judgement.reward, {**info, "metadata": judgement.info, "is_correct": judgement.is_correct}
 
@@ -268,6 +269,8 @@ class WebEnv(BaseEnv):
                     raise
                 continue  # it closed itself meanwhile, or was closed by another
             is_late = time.perf_counter() >= deadline_s
+            # What ran while the page came to rest may have asked for more, or brought another tab to the
+            # front.
             if is_late or (tab is context.tab and not tab.has_requests):
                 return page
 
@@ -302,6 +305,7 @@ class WebEnv(BaseEnv):
         """Close a context whose episode failed; its browser too, if it does not answer."""
         if self._context is not None:
             self._context.fail("Its episode failed.")
+        # An episode that is cancelled gives its context back as well.
         await asyncio.shield(self.close_in())
 
 

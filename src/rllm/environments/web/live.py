@@ -51,6 +51,7 @@ class LiveWebEnv(WebEnv):
             f"Done, in this order:\n{done}\n\nThe last page:\n{self.page}\n\nThe user was told:\n{answer}"
         )
         assert self._judge is not None, "a row's task names a grader"
+        # In a thread: a model answers, and the loop of the browser serves all episodes of this process.
         judgement = await asyncio.to_thread(self._judge, report)
         return judgement.reward, {**info, "metadata": judgement.info, "is_correct": judgement.is_correct}
 

@@ -156,6 +156,7 @@ class ContextNetwork:
         if parts.scheme != "http" or not self._is_open(host, port):
             await self._refuse(host, port, writer)
             return False
+        # One request a connection: what comes behind it is passed on unread, and could name another host.
         await self._forward(host, port, head, reader, writer)
         return False
 
@@ -178,6 +179,7 @@ class ContextNetwork:
         except Exception as error:  # noqa: BLE001  whatever a site raises is its own mistake: the episode fails with it
             self.failure = f"The site at {parts.hostname} failed: {type(error).__name__}: {error}"
             response = _NO_ANSWER
+        # A 407 of the site would pass for one of the proxy, as `_pipe_answer` says.
         await _write_response(writer, _NO_ANSWER if response.status == _LOCKED.status else response)
 
     async def _refuse(self, host: str, port: int, writer: asyncio.StreamWriter) -> None:
@@ -221,6 +223,8 @@ class ContextNetwork:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 rows = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                # The address that was checked is the one that is connected to: a second look-up of the name
+                # could give a local one.
                 address = str(rows[0][4][0])
                 if f"{host}:{port}" not in self.hosts and not ipaddress.ip_address(address).is_global:
                     await self._refuse(host, port, writer)
