@@ -72,6 +72,7 @@ class Examiner:
                 )
             if reply["verdict"] != "open":
                 return ExamResult(failure=reply["reason"])
+            # After the verdict: tests may fail on the values that came before the program was stopped.
             if len(outcome.results) < len(calls_made):
                 missing = f"call {len(outcome.results) + 1} of {len(calls_made)}"
                 return ExamResult(failure=f"{missing}: {outcome.end_reason}")

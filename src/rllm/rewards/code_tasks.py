@@ -334,6 +334,7 @@ def _pytest(task: Mapping[str, Any]) -> CodeProblem:
     return CodeProblem(format="pytest", tests=CodeTests(exam=exam), functions=names[:1])
 
 
+# The first that fits is taken, so a format stands before those whose fields are a part of its own.
 _FORMATS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any]], CodeProblem]], ...] = (
     (("function", "tests"), _plain),
     (("stdin_tests",), _stdin),

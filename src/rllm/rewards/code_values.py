@@ -72,6 +72,7 @@ def _is_too_deep(line: str, result: Any) -> bool:
         return False
     level, depth = [result], 0
     while level and depth <= _MAX_LEVELS:
+        # Level by level, because a recursion would itself run out of stack.
         children = [each.values() if isinstance(each, dict) else each for each in level]
         level = [node for each in children for node in each if isinstance(node, dict | list)]
         depth += 1

@@ -117,6 +117,7 @@ class Judge:
             except MalformedVerdictError as error:
                 why = str(error)
                 continue
+            # Only what `check` has accepted: a malformed reply would be found again at every later asking.
             self._remember(key, reply)
             return verdict
         raise RewardError(

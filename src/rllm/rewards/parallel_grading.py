@@ -75,6 +75,7 @@ class _Batch:
     def wait(self) -> None:
         """Takes the next result, or gives up on the answers whose time is over."""
         now = time.monotonic()
+        # A copy, because the threads add to it meanwhile.
         oldest = min(self._running.copy().values(), default=now)
         try:
             index, result = self._done.get(timeout=min(max(oldest + self.timeout_s - now, 0.0), 1.0))
@@ -82,6 +83,7 @@ class _Batch:
             self._give_up(time.monotonic())
         else:
             self._running.pop(index, None)
+            # An answer that was given up keeps its failure, although its thread may still come to an end.
             self.results.setdefault(index, result)
 
     def _give_up(self, now: float) -> None:

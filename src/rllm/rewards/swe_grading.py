@@ -149,6 +149,7 @@ def run_tests(
     test_run = _read(examination, secret, runner, canary, has_canary=has_canary)
     if known_runs is None:
         return test_run
+    # Of a known tree nothing was run and only its hash is reported: the earlier run stands for it.
     return known_runs.setdefault(test_run.tree, test_run) if test_run.tree else test_run
 
 

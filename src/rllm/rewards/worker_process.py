@@ -63,6 +63,7 @@ def _exactly(connection: socket.socket, length: int, deadline: float | None) -> 
     parts: list[bytes] = []
     while length:
         if deadline is not None:
+            # Never 0: that would mean not to wait at all, and raise another error than TimeoutError.
             connection.settimeout(max(deadline - time.monotonic(), 1e-6))
         part = connection.recv(min(length, 1 << 16))
         if not part:
@@ -88,6 +89,7 @@ def serve(connection: socket.socket, lifeline: int) -> None:
     _limit(start["memory_mb"])
     send_message(connection, {"ready": True})
     while (request := receive_message(connection)) is not None:
+        # By the signal's default action the kernel ends the process, also in the middle of a call in C.
         signal.setitimer(signal.ITIMER_REAL, start["timeout_s"] + ALARM_AFTER_S)
         reply = _call(function, request["args"]) | {"number": request["number"]}
         signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -102,6 +102,7 @@ class WorkerPool:
                 raise RewardError(f"The workers of {self.function} were closed.")
             if worker is None or worker.has_ended():
                 self._bury(worker)
+                # Before the start, which may raise: the buried worker must not go back into the queue below.
                 worker = None
                 worker = self._start_worker()
             reply = worker.call(args, self.timeout_s)
@@ -191,6 +192,7 @@ class _Worker:
         self._cpu_s = 0.0
         self._socket, theirs = socket.socketpair()
         their_lifeline, self._lifeline = os.pipe()
+        # -P keeps this folder off `sys.path`: its `code` would be found before the library's.
         command = [sys.executable, "-P", worker_process.__file__, str(theirs.fileno()), str(their_lifeline)]
         try:
             self._process = subprocess.Popen(

@@ -48,7 +48,9 @@ def run(job: str) -> None:
         tell(LOADING, _told_error(error))
         leave(0)
     for number, call in enumerate(calls):
+        # Told one by one: what came before a crash or a limit counts.
         tell(number, _call_result(call, names, values))
+    # `os._exit`: exit handlers and threads of the program have no part in the results.
     leave(0)
 
 

@@ -403,6 +403,7 @@ def examine(job: str) -> None:
     work = loads(job)
     channel = int(os.environ["RLLM_RESULT_FD"])
     exam = Exam(work["made"], work["results"])
+    # Tests are run again and again on more results, and have to draw the same inputs each time.
     random.seed(SEED)
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(0)

@@ -38,6 +38,7 @@ def main() -> None:
     with open(f"{TESTS}/plan.json", encoding="utf-8") as stream:
         plan = json.load(stream)
     os.chdir(REPOSITORY)
+    # It names the hidden tests, so it is gone before anything of the patch runs.
     os.unlink(f"{TESTS}/plan.json")
     if len(sys.argv) > 1:
         run(plan, sys.stdin.readline().strip())

@@ -49,6 +49,7 @@ def _write(value: Any, depth: int, parts: list[str], special: "Special | None") 
         parts.append("true" if value else "false")
     elif issubclass(kind, int):
         number = int.__pos__(value)
+        # Larger ones in hex: Python reads and writes decimals of at most 4300 digits.
         parts.append(str(number) if -_SMALL < number < _SMALL else f'{{"i":"{hex(number)}"}}')
     elif issubclass(kind, float):
         parts.append(_float(float.__pos__(value)))
