@@ -44,6 +44,7 @@ class GymnasiumEnv(BaseEnv):
         try:
             result = self.env.step(gym_action)
         except Exception as error:
+            # An error on a legal action is the environment's own fault, and no failure of the policy.
             if self.env.action_space.contains(gym_action):
                 raise
             raise ActionError(

@@ -68,6 +68,7 @@ def judge_of(task: Mapping[str, Any], reward_fn: RewardFn | None = None) -> Judg
             f"{', '.join(grader.task_fields)} there."
         )
     prepare(grader, fields)
+    # Judges by a model read the question, which a task holds once, beside its `grading`.
     if isinstance(question := task.get("question"), str):
         fields = {"question": question, **fields}
     return _with_time(lambda answer: _verdict_of(_grade(grader, answer, fields)))

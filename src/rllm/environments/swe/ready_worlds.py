@@ -56,6 +56,7 @@ class ReadyWorlds:
             group = self._attempts[_key(world)]
             group.num_open -= 1
             last = self._attempts.pop(_key(world)) if group.num_open == 0 else None
+        # Not under the lock: the pool waits for its thread, which may be making a world.
         if last is not None and last.pool is not None:
             last.pool.close()
 

@@ -90,6 +90,7 @@ async def choose(
         return Selection(attempt=left[0].attempt, reason="the only patch", is_settled=len(left) == 1)
     if by == "majority":
         return _by_majority(left)
+    # One of each patch: the earliest attempt that made it.
     left = list({normalized_patch(each.patch): each for each in reversed(left)}.values())[::-1]
     if by == "tests":
         return await asyncio.to_thread(_by_tests, SWETask.from_row(row), left, backend)

@@ -84,6 +84,7 @@ class SWETools:
         if not term:
             raise ToolError("`search_term` is empty; give the text to find.")
         path = _place(arguments.get("path") or PLACE)
+        # `-e` and `--`, because a term or a path may begin with a dash.
         words = ["grep", "-rnIF", "--exclude-dir=.git", "-e", term, "--", path]
         lines = self._run(shlex.join(words) + " | head -n 200")
         return "Nothing was found." if lines == "[exit code 0]" else lines
