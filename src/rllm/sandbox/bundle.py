@@ -33,8 +33,8 @@ MODULES = (
 _PORTABLE = 4
 """Version of marshal in which every Python from 3.9 reads texts."""
 
-# The empty entry that `-c` puts on `sys.path` is the working directory; cells change to one that programs
-# write to.
+# The empty entry that `-c` puts on `sys.path` is the working
+# directory; cells change to one that programs write to.
 LOADER = (
     "import json,marshal,os,sys,types\n"
     "sys.path[:] = [p for p in sys.path if p]\n"

@@ -89,8 +89,8 @@ def _bubblewrap(python: Interpreter, root: Root | None) -> Start:
         options += ["--cap-add", f"CAP_{capability}"]
     binds = [*system_paths(), *python.binds]
     for path in binds:
-        # A link such as /bin stays one: a writable root gets the same links (`layers`), and no second mount
-        # of /usr.
+        # A link such as /bin stays one: a writable root gets the
+        # same links (`layers`), and no second mount of /usr.
         if os.path.islink(path):
             options += ["--symlink", os.readlink(path), path]
         else:

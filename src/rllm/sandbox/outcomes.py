@@ -44,8 +44,8 @@ def status_of(
         return Status.OK
     if exit_code < 0:
         number = -exit_code
-        # RLIMIT_CPU sends SIGXCPU at the soft limit, and SIGKILL at the hard one a second later
-        # (`set_rlimits`).
+        # RLIMIT_CPU sends SIGXCPU at the soft limit, and SIGKILL
+        # at the hard one a second later (`set_rlimits`).
         if number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= limits.cpu_s):
             return Status.TIMEOUT
         if number in FAULTS:

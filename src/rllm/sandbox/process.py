@@ -98,8 +98,8 @@ class WardenProcess:
         self._register = Register.of_this_process()
         self._directory = self._register.new_directory() if backend == "subprocess" else ""
         self._packages = self._packages_of(python)
-        # Packets keep their borders, so one `recv` is one message, and descriptors arrive with the order that
-        # they belong to.
+        # Packets keep their borders, so one `recv` is one message,
+        # and descriptors arrive with the order that they belong to.
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -156,8 +156,8 @@ class WardenProcess:
             self._register.add(process.pid)
             # Set here as well: `close` below needs it before `__init__` has what this returns.
             self._process = process
-            # Linux process ids have at most 22 bits; 8 more number the runs, and the sum stays at most
-            # LAST_UID.
+            # Linux process ids have at most 22 bits; 8 more
+            # number the runs, and the sum stays at most LAST_UID.
             first_uid = FIRST_UID + ((process.pid & 0x3FFFFF) << 8)
             self._send({"do": "begin", "first_uid": first_uid, "disk_mb": disk_mb})
             ready = self._hear(START_S)
@@ -198,8 +198,8 @@ class WardenProcess:
             wire = _Wire(job)
             try:
                 self._order(job, wire)
-                # With our copies of the writing ends closed, the pipes end when the last process of the cell
-                # does.
+                # With our copies of the writing ends closed, the
+                # pipes end when the last process of the cell does.
                 wire.handed_on()
                 return self._follow(job, wire)
             except Exception:
@@ -277,8 +277,8 @@ class WardenProcess:
                 message = self._hear(0)
                 if message is None:
                     raise WardenDied(f"The {self.backend} sandbox died while it ran a program.")
-                # A run that was interrupted above leaves the message of its end unread; it is passed over
-                # here.
+                # A run that was interrupted above leaves the
+                # message of its end unread; it is passed over here.
                 if message["run"] == self._runs:
                     return self._end_of(message, stop_reason, wire)
 

@@ -157,8 +157,8 @@ def _error_of(error: BaseException | None, calls: list[CallRecord]) -> RunError 
     failed = next((call for call in reversed(calls) if call.status is not CallStatus.OK), None)
     if error is None:
         return None
-    # A client that a program brings raises errors of its own kinds, so how the last call ended counts as
-    # well.
+    # A client that a program brings raises errors of its
+    # own kinds, so how the last call ended counts as well.
     if isinstance(error, InferenceError) or (failed is not None and calls and failed is calls[-1]):
         return RunError(code=ErrorCode.MODEL, message=f"A model call failed: {_text_of(error)}")
     return RunError(code=ErrorCode.PROGRAM, message=_text_of(error))

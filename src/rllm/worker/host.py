@@ -69,8 +69,8 @@ class WorkerHost:
     async def __aenter__(self) -> Self:
         actors = await asyncio.to_thread(with_called_workers, list(self._contracts.values()))
         runner, models = HostRunner(lambda: self._runtimes), Models(threads=self._threads)
-        # Closed in reverse: runtimes before their models, both before the disk that takes the last ends of
-        # runs.
+        # Closed in reverse: runtimes before their models, both
+        # before the disk that takes the last ends of runs.
         async with AsyncExitStack() as stack:
             stack.callback(self._telemetry.close)
             disk = StoreThread(await asyncio.to_thread(RunStore, self.directory))

@@ -337,8 +337,8 @@ class WorkerRuntime:
         task = Task(id=run.id, instruction=json.dumps(inputs, ensure_ascii=False), metadata=inputs)
         with self._telemetry.attempt(self.contract, number, self._replies.run_id(run)) as span:
             try:
-                # The attempt is on disk already: a crash from here on uses it up, and cannot make its key try
-                # forever.
+                # The attempt is on disk already: a crash from here
+                # on uses it up, and cannot make its key try forever.
                 result = await play_attempt(
                     self.backing,
                     self._runner,

@@ -245,8 +245,8 @@ class RunStore:
                     outcomes.append(error)
             self._execute("COMMIT")
         except BaseException:
-            # After a COMMIT that was refused as well: the transaction would stay open, and every later BEGIN
-            # fail.
+            # After a COMMIT that was refused as well: the transaction
+            # would stay open, and every later BEGIN fail.
             self._database.rollback()
             raise
         return outcomes

@@ -141,8 +141,8 @@ class Door:
 
     def _is_session(self, target: bytes) -> bool:
         rest = target.removeprefix(self._session_path)
-        # The next character ends the name, else a longer session's name would pass; `..` could lead to
-        # another one.
+        # The next character ends the name, else a longer session's
+        # name would pass; `..` could lead to another one.
         return len(rest) < len(target) and (not rest or rest[:1] in (b"/", b"?")) and b".." not in rest
 
     def remember(self, place: str) -> None:

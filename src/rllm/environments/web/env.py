@@ -269,8 +269,8 @@ class WebEnv(BaseEnv):
                     raise
                 continue  # it closed itself meanwhile, or was closed by another
             is_late = time.perf_counter() >= deadline_s
-            # What ran while the page came to rest may have asked for more, or brought another tab to the
-            # front.
+            # What ran while the page came to rest may have asked
+            # for more, or brought another tab to the front.
             if is_late or (tab is context.tab and not tab.has_requests):
                 return page
 

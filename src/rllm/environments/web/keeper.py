@@ -52,8 +52,8 @@ class Keeper:
     def kill(self, group: int) -> None:
         """End all processes of a group that is watched, at once."""
         if group in self._groups:
-            # Forgotten here and then by the shell: a later kill must not reach a group that has got the
-            # number since.
+            # Forgotten here and then by the shell: a later kill
+            # must not reach a group that has got the number since.
             self._groups.discard(group)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)

@@ -223,8 +223,8 @@ class ContextNetwork:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 rows = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                # The address that was checked is the one that is connected to: a second look-up of the name
-                # could give a local one.
+                # The address that was checked is the one that is connected
+                # to: a second look-up of the name could give a local one.
                 address = str(rows[0][4][0])
                 if f"{host}:{port}" not in self.hosts and not ipaddress.ip_address(address).is_global:
                     await self._refuse(host, port, writer)

@@ -122,8 +122,8 @@ class CellHome:
         `guard.Guard`."""
         spare = self._spare
         is_ordinary = job != "changes" and rules is None
-        # A spare has its mounts already, those of an ordinary job; and its own disk, where files are not
-        # kept.
+        # A spare has its mounts already, those of an ordinary
+        # job; and its own disk, where files are not kept.
         if spare is not None and is_ordinary and (self.keeps_files or spare.disk_mb == disk_mb):
             self._spare = None
             return spare
@@ -143,8 +143,8 @@ class CellHome:
 
     def discard(self, cell: Cell) -> None:
         """End a cell and remove its files; those in namespaces go with it."""
-        # The end is seen without reaping, so the process id stays this cell's until `clear`, and a repeated
-        # kill cannot hit another process.
+        # The end is seen without reaping, so the process id stays this cell's
+        # until `clear`, and a repeated kill cannot hit another process.
         ending = os.pidfd_open(cell.init)
         self.kill(cell)
         while not select.select([ending], [], [], 0.05)[0]:
@@ -206,8 +206,8 @@ class CellHome:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             box = PARTS["box"] if self.root is None else "/"
             if self.is_bare:
-                # Without a process namespace orphans would go to the machine's init, where `end_descendants`
-                # does not find them.
+                # Without a process namespace orphans would go to the
+                # machine's init, where `end_descendants` does not find them.
                 kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
                 kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
                 box = os.path.join(self._bare_directory(self._count), "box")

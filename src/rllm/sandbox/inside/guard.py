@@ -144,12 +144,12 @@ class Guard:
         elif event in _BIRTHS and pid in self._tids:
             self._tids.add(self._message(pid))
         elif event == _STOP and number in _STOPPING:
-            # A stop signal holds the whole process. LISTEN leaves it stopped until SIGCONT, where CONT would
-            # resume it.
+            # A stop signal holds the whole process. LISTEN leaves
+            # it stopped until SIGCONT, where CONT would resume it.
             self._ptrace(_LISTEN, pid, 0, 0)
             return
-        # Signals are delivered. The SIGTRAP of a stop that tracing itself made is not: it would kill the
-        # program.
+        # Signals are delivered. The SIGTRAP of a stop that
+        # tracing itself made is not: it would kill the program.
         is_signal = not event and number != _SYSCALL_STOP
         self._ptrace(_CONT, pid, 0, number if is_signal else 0)
 
@@ -237,8 +237,8 @@ class Guard:
         rights_mask = (_READ | _CHANGE) & ((1 << (13 + min(version - 1, 2))) - 1)
         ruleset = struct.pack("=QQQ", rights_mask, 0, _SCOPES)[: 24 if version >= 6 else 8]
         at = registers[machine.instruction]
-        # execve(2) maps 128 KiB below the stack pointer, and the program has not run yet: nothing there is in
-        # use.
+        # execve(2) maps 128 KiB below the stack pointer, and
+        # the program has not run yet: nothing there is in use.
         scratch = (registers[machine.stack] - _SCRATCH_BELOW_STACK) & ~0xF
         with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
 
@@ -252,8 +252,8 @@ class Guard:
 
             memory.seek(at)
             code = memory.read(len(machine.code))
-            # The first instruction of the program becomes a system call, and is put back when all calls are
-            # made.
+            # The first instruction of the program becomes a system
+            # call, and is put back when all calls are made.
             put(machine.code, at)
             rules = call(_LANDLOCK[0], put(ruleset), len(ruleset), 0)
             for path, rights in access.items():

@@ -90,8 +90,8 @@ def unmount(target: str) -> None:
 def user_namespace(identities):  # type: ignore[no-untyped-def]  # without `typing`
     """A descriptor of a user namespace with the lines of `identities` as its uid_map and gid_map."""
     ready, tell = os.pipe()
-    # Only a privileged process of the parent namespace may map several ids, so the holder waits until this
-    # one has.
+    # Only a privileged process of the parent namespace may
+    # map several ids, so the holder waits until this one has.
     holder = fork()
     if holder == 0:
         try:

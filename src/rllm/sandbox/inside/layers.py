@@ -76,8 +76,8 @@ def enter_at(new: str) -> None:
     kernel.mount(f"{new}/proc/sys", f"{new}/proc/sys", flags=kernel.MS_BIND)
     kernel.mount("", f"{new}/proc/sys", flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | safe)
     os.chdir(new)
-    # This puts the old root over the new one at the same place, and the unmount takes it away: no directory
-    # for it has to exist.
+    # This puts the old root over the new one at the same place, and
+    # the unmount takes it away: no directory for it has to exist.
     kernel.pivot_root(".", ".")
     kernel.unmount(".")
     os.chdir("/")

@@ -156,9 +156,9 @@ class Stack:
         for path in (upper, work):
             os.makedirs(f"{self._disk}/{path}", exist_ok=True)
         self._own(f"{self._disk}/{upper}")
-        # Paths relative to the disk, because mount(2) takes one page of options. `userxattr` for root as
-        # well: the cell that packs changes has no capability, and would not see attributes of the trusted
-        # kind.
+        # Paths relative to the disk, because mount(2) takes one page of
+        # options. `userxattr` for root as well: the cell that packs changes
+        # has no capability, and would not see attributes of the trusted kind.
         options = f"lowerdir={':'.join([*states, *below])},upperdir={upper},workdir={work},userxattr"
         os.chdir(self._disk)
         try:
