@@ -186,6 +186,8 @@ class Connection:
         os.set_blocking(reading, False)
         loop.add_reader(reading, self._read_stderr, reading)
         try:
+            # This writing end stays open as long as the reader does. At an
+            # end of file the loop would call the reader again and again.
             with os.fdopen(writing, "w") as errlog:
                 yield stdio_client(parameters, errlog=errlog)
         finally:

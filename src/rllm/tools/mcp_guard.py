@@ -47,6 +47,7 @@ def main(owner: int, command: list[str]) -> int:
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)  # so that the owner sees the end of the server's output when the server ends
 
+    # An owner that is killed sends no signal, so the alarm makes the loop look.
     signal.setitimer(signal.ITIMER_REAL, LOOK_EVERY_S, LOOK_EVERY_S)
     while server.poll() is None and os.getppid() == owner:
         if signal.sigwait(_WATCHED) in (signal.SIGTERM, signal.SIGINT):

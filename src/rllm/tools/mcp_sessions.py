@@ -98,6 +98,7 @@ class MCPLease:
             raise MCPServerError(
                 f"The lease on the MCP server {self.server.title} was given back before this call."
             )
+        # Several calls of one lease may find the session dead at the same time. One of them replaces it.
         async with self._reopening:
             if not self._connection.is_usable:
                 self._connection = await self._pool._replace(self._connection)
@@ -177,6 +178,8 @@ class MCPPool:
                     connection = busy
                 else:
                     connection = None
+                    # Counted before the session is open, because
+                    # others count places while its handshake goes on.
                     self._num_opening += 1
                 if connection is not None:
                     self._leases[connection] = self._leases.get(connection, 0) + 1
@@ -272,6 +275,8 @@ class MCPPool:
         num_missing = self.server.warm - len(self._warm) - self._num_opening
         free = self.server.most_sessions - self.num_sessions - self._num_opening
         count = max(0, min(num_missing, free))
+        # No await lies between the count of what is missing and
+        # this line, so two refills do not open the same places.
         self._num_opening += count
         connections = await asyncio.gather(
             *(self._open_connection(leases=0) for _ in range(count)), return_exceptions=True

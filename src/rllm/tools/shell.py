@@ -79,6 +79,7 @@ class Shell(Tool):
             self._sandbox = None
 
     def _run(self, command: str) -> ToolOutput:
+        # Drawn for each call, so that no output of a command passes for its end.
         mark = f"[{secrets.token_hex(12)}]"
         go = f"cd -- {shlex.quote(self._directory)} 2>/dev/null || cd\n" if self._directory else ""
         script = f"exec 2>&1\ntrap {shlex.quote(_END.format(mark=mark))} EXIT\n{go}{command}\n"

@@ -78,6 +78,7 @@ class DirectoryPlace:
     def write(self, path: str, data: bytes) -> None:
         inner = _file_path(path)
         with _explain(path), self._directory(inner.parent, make=True) as directory:
+            # Not O_TRUNC: the file is cut only after the check, so that a refused file keeps its content.
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
             file = os.open(inner.name, flags, 0o644, dir_fd=directory)
             with os.fdopen(file, "wb") as stream:
