@@ -101,6 +101,8 @@ class Evaluation:
                             self._prompts.setdefault(episode.task_id, hash_of(prompt))
                         on_result(way, result)
                         failed_in_a_row = failed_in_a_row + 1 if result.outcome in AGAIN else 0
+                        # An unbroken row from the first attempt on.
+                        # It is -1 as soon as one attempt was judged.
                         if initial_unjudged >= 0:
                             initial_unjudged = initial_unjudged + 1 if result.is_unjudged else -1
                         # A judge with a mistake in it is not asked for ever.

@@ -114,6 +114,7 @@ def newest_episodes(store: EpisodeStore, way: str) -> Iterator[Episode]:
     What is in memory is one episode, and those that failed.
     """
     failures: dict[EpisodeId, Episode] = {}
+    # In the order of saving. Only failures are made again, so an attempt that did not fail is the newest.
     for episode in store.episodes(way):
         if episode.outcome is None or episode.outcome in AGAIN:
             failures[episode.episode_id] = episode

@@ -93,6 +93,7 @@ def score_of(results: Sequence[Result], facts: TaskFacts) -> dict[str, Any]:
     if gap <= 0.0:
         return {}
     draws_R_K = resampled_means(rows_N_K, [facts.instances[each] for each in values])
+    # A resample may hold only tasks where chance is already the best. There is nothing to divide by.
     draws_R_K = draws_R_K[draws_R_K[:, 1] > 0.0]
     share = _difference(
         float(rows_N_K[:, 0].mean()) / gap,

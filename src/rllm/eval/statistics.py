@@ -56,6 +56,8 @@ def resampled_means(
     rows, even_C = max(1, _BLOCK // len(number)), np.full(len(number), 1.0 / len(number))
     means: list[np.ndarray] = []
     for start in range(0, resamples, rows):
+        # How often each instance is drawn has the same distribution as
+        # so many draws with replacement, and one call draws a whole row.
         counts_R_C = rng.multinomial(len(number), even_C, size=min(rows, resamples - start))
         means.append((counts_R_C @ sums_C_K) / (counts_R_C @ sizes_C)[:, None])
     return np.concatenate(means)
@@ -200,6 +202,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
     for count in range(1, min(only_first, only_second) + 1):
         term = term * (total - count + 1) // count
         tail += term
+    # Whole numbers until this division: 2**total of more than a
+    # thousand tasks is beyond any float, while the quotient is not.
     return min(1.0, 2.0 * (tail / 2**total))
 
 
