@@ -69,6 +69,7 @@ def exported_page(sources: Sources, address: str, requests: Iterable[str]) -> st
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
     data = json.dumps({"address": address, "answers": answers}, default=str, allow_nan=False)
+    # Inside a script element, a `</script>` in any text would end it.
     for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
     body = static_names()["index.html"].read_text().partition("<body>")[2].partition("</body>")[0]

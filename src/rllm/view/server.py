@@ -153,6 +153,8 @@ class ViewServer:
 
     def _refusal(self, request: Request) -> Response | None:
         name = request.url.hostname or ""
+        # The name is that of the Host header. A page from elsewhere whose domain was
+        # made to point at this address (DNS rebinding) still sends its own name.
         if is_loopback(self._host) and not is_loopback(name):
             return PlainTextResponse("This page is for this machine alone.", status_code=403)
         if self.token is None or self._holds_token(request):

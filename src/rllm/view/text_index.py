@@ -90,6 +90,7 @@ def _bring_up_to_date(store: Path, path: Path) -> threading.Thread:
         if thread is None or not thread.is_alive():
             with StorageErrors(path.parent):
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                # SQLite would make the file with the permissions of the umask, and it holds texts of the run.
                 path.touch(mode=0o600)
             thread = threading.Thread(target=update_index, args=(store, path), name="text index", daemon=True)
             _threads[path] = thread
