@@ -56,6 +56,7 @@ def download(
     target = folder / (Path(urlsplit(url).path).name or "file")
     record = _record_of(target)
     expected_hash = sha256 or record.get("sha256", "")
+    # The record is written last. A file without one may be that of a process killed in between.
     if target.is_file() and record:
         actual_hash = _sha256(target)
         if actual_hash == expected_hash:
@@ -142,6 +143,7 @@ def _fetch_once(url: str, part: Path, on_bytes: Callable[[int, int], None], time
     there = part.stat().st_size if part.exists() else 0
     tag = _record_of(part).get("etag", "")
     headers = {"User-Agent": "rllm", "Accept-Encoding": "identity"}
+    # Without a tag nothing says that the rest belongs to the same file.
     if there and tag:
         headers |= {"Range": f"bytes={there}-", "If-Range": tag}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout_s) as answer:
@@ -150,6 +152,8 @@ def _fetch_once(url: str, part: Path, on_bytes: Callable[[int, int], None], time
         tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
         length = answer.headers.get("Content-Length")
         total = there + int(length) if length else 0
+        # Written before the first byte, so that a part left by
+        # a killed process is resumed only under its own tag.
         write_atomic(_facts(part), json.dumps({"etag": tag}))
         with open(part, "ab" if goes_on else "wb") as file:
             while chunk := answer.read(_CHUNK):

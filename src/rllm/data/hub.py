@@ -186,6 +186,8 @@ def _verify(path: Path, entry: Any, repo: str) -> None:
     else:
         return
     if actual != expected:
+        # The path is a link into the store of the hub. Its
+        # content goes too, else the next try finds it again.
         for each in {path, path.resolve()}:
             each.unlink(missing_ok=True)
         raise ConfigError(

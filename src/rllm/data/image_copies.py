@@ -129,6 +129,7 @@ def copy_of_stage(instruction: DockerLine, context: Path) -> FileCopy:
     return FileCopy(
         instruction=instruction,
         context=context,
+        # TAKE counts from 100000, so the order of the names as text is that of the patterns.
         files=[(each.name, each) for folder in sorted(context.iterdir()) for each in folder.iterdir()],
         target=instruction.words[-1],
         flags=flags,

@@ -49,6 +49,7 @@ def stages_of(instructions: Sequence[DockerLine], arguments: Mapping[str, str]) 
         stages.append(BuildStage(names=names, base=words[0], lines=tuple(instructions[start:end])))
     steps: list[BuildStage] = []
     origins = {stages[-1].names[0]}
+    # From the last to the first, because a stage can need only those above it.
     for stage in reversed(stages):
         if origins & set(stage.names):
             steps.append(stage)

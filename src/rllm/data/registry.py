@@ -125,6 +125,8 @@ class DatasetRegistry:
             registry = _read()
             if registry.pop(name, None) is None:
                 return False
+            # The registry first: a kill before the next line leaves
+            # files without an entry, and no entry without files.
             _write(registry)
             shutil.rmtree(_folder() / name, ignore_errors=True)
         return True

@@ -85,6 +85,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         write_atomic(path, _csv_text(list(rows), "," if ending == ".csv" else "\t"))
     else:
         data = jsonl_bytes(rows)
+        # No time in the header, so that the same rows give the same bytes.
         write_atomic(path, gzip.compress(data, mtime=0) if ending == ".jsonl.gz" else data)
 
 
@@ -155,6 +156,7 @@ def _parse(text: str, where: str) -> Any:
         value = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not valid JSON: {error}") from error
+    # In text decoded from UTF-8 only an escape can make half of a surrogate pair.
     if r"\u" in text:
         require_unicode(value, where)
     return value
@@ -167,6 +169,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 
 def _csv_rows(text: str, name: str, delimiter: str) -> list[dict[str, Any]]:
+    # The limit of the module is 128 KiB for a field.
     csv.field_size_limit(sys.maxsize)
     rows: list[dict[str, Any]] = []
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)

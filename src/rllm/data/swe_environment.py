@@ -236,6 +236,7 @@ def _keep(installation: _Installation, sandbox: Sandbox, part: Path) -> None:
     untracked_files = _step(sandbox, "git ls-files -z --others ':(exclude)**/__pycache__/**'")
     _require_ok(installation.name, "git ls-files", untracked_files)
     artifacts = [each for each in untracked_files.stdout.split("\0") if each]
+    # A scope without any folder would mean the whole file system.
     packed = sandbox.snapshot(Scope(folders=tuple(f"{PLACE}/{each}" for each in artifacts) or ("/none",)))
     unpack_layer(packed.tar, part / "layer")
     exclude_file = Path(f"{part}/layer{PLACE}/.git/info/exclude")  # they are nobody's change

@@ -206,6 +206,7 @@ def _make(task: SWETask, part: Path) -> None:
         _lay_out(task, tree, work)
         _refuse_pointers(task, tree)
         gold = _break(task, tree, work)
+        # Before the commit, so that no object of the new repository holds them.
         hidden_files = _hide(task, tree)
         _commit(tree)
         facts = json.dumps({"hidden": hidden_files, "gold": gold, "instance_id": task.instance_id})
@@ -245,6 +246,7 @@ def _check_out(task: SWETask, tree: Path, work: Path) -> None:
     git("init", "-q", "--bare", str(store), cwd=work, task=task.instance_id)
     is_whole = len(task.base_commit) == 40
     shallow = ("fetch", "-q", "--no-tags", "--depth", "1", task.source, task.base_commit)
+    # A server may refuse to send a commit by its name. Then all refs are fetched.
     if not (task.is_url and is_whole and _git(*shallow, cwd=store).returncode == 0):
         refs = ("+refs/*:refs/*", "+HEAD:refs/rllm/head")
         git("fetch", "-q", "--no-tags", task.source, *refs, cwd=store, task=task.instance_id)

@@ -204,6 +204,7 @@ def read_task_directory(path: Path, environment: Mapping[str, str] | None = None
         task = replace(task, test_command=TEST_COMMAND, test_files={f"/tests/{RUN_TESTS}": path / RUN_TESTS})
     if has_steps:
         task = replace(task, steps=tuple(_steps(task, settings["steps"], process_variables)))
+    # Says what is wrong with a line of the Dockerfile before any agent starts.
     task.image(builds=False)
     return task
 

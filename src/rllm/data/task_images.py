@@ -321,6 +321,7 @@ class _Stage:
 
 
 def _key_of(below: list[Path], about: list[object]) -> str:
+    # The key of a layer stands for its content.
     names = [each.parent.name for each in below]
     content = json.dumps([names, about, is_privileged()], default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:32]

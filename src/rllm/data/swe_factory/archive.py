@@ -25,6 +25,7 @@ class PlainRepository:
             folder.mkdir()
             git("init", "--quiet", "--bare", "--initial-branch=main", ".", at=folder)
             (folder / "info").mkdir(exist_ok=True)
+            # Files come out as they are stored, whatever .gitattributes of the project says.
             (folder / "info" / "attributes").write_text("* -text -filter -ident\n")
         self._git("add", "-A", "-f", ".")
         tree_id = self._git("write-tree").strip()
@@ -38,6 +39,7 @@ class PlainRepository:
         """Write the commit to a file that git reads as a repository; the same bytes every time."""
         git(
             "-c",
+            # Several threads may make different packs of the same objects.
             "pack.threads=1",
             "bundle",
             "create",

@@ -100,6 +100,7 @@ def baseline_of(with_trace: JobResult, reverse: JobResult, *, project: str, limi
     return Baseline(
         tests=tuple(test_names),
         covering=covering,
+        # Of the run without a trace, because a trace makes tests many times slower.
         cpu_s={name: reverse.cpu_s.get(name, 0.0) for name in test_names},
         counts=dict(sorted(counts.items())),
         errors=errors,

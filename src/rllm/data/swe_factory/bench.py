@@ -152,6 +152,7 @@ class TestBench:
         command = [self._environment.python, "-S", f"{WORK}/run_tests.py", f"{WORK}/plan.json"]
         result = sandbox.exec(command, env=variables, cwd=TESTBED, limits=limits)
         lines = sandbox.read(f"{WORK}/results.jsonl").decode("utf-8", "replace").split("\n")
+        # What follows the last line end was cut off by a crash.
         results = [JobResult(**json.loads(each)) for each in lines[:-1]]
         if len(results) < len(jobs) and not results and result.status == "error":
             last = (result.stderr.strip().split("\n") or [""])[-1]

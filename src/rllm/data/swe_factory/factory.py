@@ -243,6 +243,7 @@ class _Journal:
         for line in lines[:-1]:
             verdict = SiftVerdict.from_json(json.loads(line))
             self.verdicts[verdict.key] = verdict
+        # Without this the next verdict would be appended to the line that was cut off.
         if lines and lines[-1]:
             write_atomic(path, "".join(f"{line}\n" for line in lines[:-1]))
 

@@ -120,6 +120,7 @@ class Book:
         every = self._all_lines.get(code)
         if every is None:
             every = self._all_lines[code] = {line for _, _, line in code.co_lines() if line}
+        # All its lines are known. Further calls need no trace, which is the expensive part.
         if len(lines) >= len(every):
             return None
         lines.add(frame.f_lineno)
