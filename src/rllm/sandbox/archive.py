@@ -60,6 +60,7 @@ def unpack_tree(stream: IO[bytes], target: Path) -> list[str]:
     if os.path.lexists(target):
         raise FileExistsError(f"`{target}` exists already; choose a new name.")
     left_out: list[str] = []
+    # Filled beside the target and renamed, so that the target is there whole or not at all.
     part = target.with_name(f".{target.name}.part")
     if os.path.lexists(part):
         _remove(part)
@@ -119,6 +120,7 @@ def without_ways_out(data: bytes, homes: Collection[str]) -> tuple[bytes, list[s
                 links.append(entry)
             else:
                 left_out.append(entry.name)
+        # Last, so that no other entry is unpacked through one of them.
         for entry in links:
             tar.addfile(entry)
     return buffer.getvalue(), left_out
@@ -151,6 +153,7 @@ def _place_of(name: str, top: Path) -> Path | None:
 
 def _write_new(place: Path, content: IO[bytes] | None, mode: int) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
+    # Whatever the tar says, without set-user-ID bits and without the right to write for others.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with os.fdopen(os.open(place, flags, mode & 0o755), "wb") as stream:
         if content is not None:

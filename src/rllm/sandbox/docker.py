@@ -142,6 +142,8 @@ class DockerSandbox(Sandbox):
             "User": "0:0",
             "WorkingDir": self.workdir,
             "OpenStdin": True,
+            # The engine ends the container's stdin with the connection
+            # of its owner, and with it `cat` and the container.
             "StdinOnce": True,
             "AttachStdin": True,
             "NetworkDisabled": True,
@@ -210,6 +212,7 @@ class DockerSandbox(Sandbox):
         with self._lock:
             self._allow(limits)
             output = self._run(argv, stdin.encode("utf-8", "surrogatepass"), checked_environment(env), limits)
+            # Under the lock, because the number of kills is compared with that of the run before.
             status = self._status(output, limits)
         return ExecResult(
             status=status,
@@ -407,6 +410,7 @@ class DockerSandbox(Sandbox):
         )["Id"]
         stream = self._api.stream(f"/exec/{exec_id}/start", {"Detach": False, "Tty": False})
         try:
+            # Read to the end, which comes when the kill is done.
             for _ in stream.frames(b"", time.monotonic() + CALL_S):
                 pass
         except (TimeoutError, OSError) as error:
@@ -474,6 +478,7 @@ def reap_containers(api: DockerApi) -> int:
     for container in api.call("GET", "/containers/json", all="1", filters=filters):
         owner = json.loads(container["Labels"][LABEL])
         same_place = all(owner.get(key) == here[key] for key in ("namespace", "boot"))
+        # Without a boot id, as outside of Linux, a process id does not say which process it is.
         if same_place and here["boot"] and started_at(int(owner["pid"])) != owner["started"]:
             _remove(api, container["Id"])
             num_removed += 1

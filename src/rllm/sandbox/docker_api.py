@@ -95,6 +95,8 @@ class Stream:
 
         Raises TimeoutError at `deadline_s` of the monotonic clock.
         """
+        # Both directions at the same time: a program may write
+        # much before it reads, and would wait for its reader.
         self._connection.setblocking(False)
         rest = memoryview(stdin)
         self._end_stdin(rest)

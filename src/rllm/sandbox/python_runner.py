@@ -123,6 +123,7 @@ class PythonRunner:
             raise
         finally:
             with self._some_idle:
+                # Also without a warden, because the number of entries is the number of workers.
                 self._idle.append((python, warden))
                 self._some_idle.notify_all()
         return exec_result(end, limits, wants_result=wants_result)

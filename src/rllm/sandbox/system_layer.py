@@ -116,10 +116,12 @@ def make_system_layer(target: Path) -> None:
         for name in names:
             _copy(Path("/etc") / folder / name, target / "etc" / folder / name)
     _copy(Path("/var/lib/dpkg"), target / "var/lib/dpkg")
+    # The machine's own shadow holds hashes of passwords. No password fits `*`.
     users = (target / "etc" / "passwd").read_text("utf-8").splitlines()
     (target / "etc" / "shadow").write_text(
         "".join(f"{each.split(':')[0]}:*:19000:0:99999:7:::\n" for each in users)
     )
+    # Places for the files of the machine that a build binds over them (`layer_build`).
     for name in ("resolv.conf", "hosts"):
         (target / "etc" / name).touch()
     if not is_privileged():  # one user is all there is
