@@ -111,6 +111,7 @@ def _workflow_flow(
         engine = AgentWorkflowEngine(
             workflow_class,
             rollout_engine=client,
+            # The runtime counts the attempts of a run, so the engine makes only one.
             retry_limit=1,
             workers=runner,
             episode_timeout_s=contract.constraints.timeout_seconds,

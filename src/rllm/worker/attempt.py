@@ -118,6 +118,7 @@ async def play_attempt(
     if result.error is None:
         result.value, artifacts = _value_of(end.value, calls)
         try:
+            # A fault of the program, so it has to show here and not where the response is written.
             result.artifacts = json.loads(json.dumps(artifacts, default=str, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as fault:
             result.error = RunError(code=ErrorCode.PROGRAM, message=f"Its artifacts are no JSON: {fault}.")

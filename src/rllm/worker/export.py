@@ -122,6 +122,7 @@ class RunExport:
                 continue
             self.counts["kept"] += 1
             conversations += last
+            # What the model said itself is the worse answer of the pair.
             if run.corrected is not None:
                 conversations += self._conversations(run, run.attempts[-1])
             for attempt in run.attempts[:-1]:
@@ -184,6 +185,7 @@ class RunExport:
                 messages=[*each.messages, each.response],
                 tools=each.tools,
                 is_right=attempt["status"] == RunStatus.OK,
+                # The feedback is about the response, which came from the last attempt.
                 score=run.facts["score"] if is_last else None,
                 about=run.about,
             )

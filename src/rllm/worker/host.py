@@ -135,6 +135,8 @@ class WorkerHost:
             )
         place = place_of(binding, Path(contract.source).parent)
         await self.workers[worker_id].switch_model(place)
+        # After the switch: where the model cannot be loaded,
+        # the next call still compares with what is served.
         self._contracts[worker_id] = new
         return new.binding.model
 

@@ -51,6 +51,7 @@ async def _lines(lines: Iterable[str], loop: asyncio.AbstractEventLoop) -> Async
     queue: asyncio.Queue[str | BaseException | None] = asyncio.Queue(MAX_OPEN)
 
     def put(item: str | BaseException | None) -> None:
+        # Waits for room in the queue, so that the input is not read into memory faster than it is answered.
         asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
 
     def read() -> None:

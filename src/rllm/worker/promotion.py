@@ -135,6 +135,7 @@ async def _right_runs(
     on_answer: Callable[[WorkerResponse], object],
 ) -> list[bool]:
     """In the order of the requests. Raises ConfigError where the infrastructure failed: that says nothing."""
+    # A store of their own: in an older one the runs `row-1` and so on may have answers already.
     with TemporaryDirectory(prefix="rllm-promote-") as name:
         async with WorkerHost([contract], Path(name), max_parallel=max_parallel) as host:
             own_key_requests = [_with_own_key(contract, each, number) for number, each in enumerate(requests)]

@@ -122,6 +122,7 @@ class WorkerRuntime:
     ) -> list[WorkerResponse]:
         """The answers, in the order of the requests, to so many callers who ask for one after another: the
         time of a run begins when its turn has come. Raises StorageError as `run` does."""
+        # One iterator for all callers, so that each request is taken by exactly one of them.
         remaining = iter(enumerate(requests))
         answers: dict[int, WorkerResponse] = {}
 
@@ -344,6 +345,8 @@ class WorkerRuntime:
                     self._runner,
                     task,
                     session_id=session_id,
+                    # Of the attempt's number too: with the same draws
+                    # the model would repeat the answer that did not fit.
                     seed=draw_seed(self.seed, self.contract.id, run.key, number),
                     timeout_s=under_way.deadline_s - asyncio.get_running_loop().time(),
                 )

@@ -253,6 +253,7 @@ class RunStore:
 
     def _add(self, run: Run, inputs: str) -> None:
         self._execute(
+            # An earlier attempt may have added the run.
             "INSERT OR IGNORE INTO runs (worker, key, id, inputs, digest, attempts, created_at) "
             "VALUES (?,?,?,?,?,0,?)",
             (run.worker, run.key, run.id, inputs, run.digest, time.time()),
