@@ -40,6 +40,7 @@ async def act(context: BrowserContext, action: WebAction, files: Mapping[str, st
                 await _upload(context, files, **action.arguments)
             else:
                 await _HANDS[action.name](context, **action.arguments)
+    # Playwright's own limit on one command. It is a kind of Error, so it has to be caught before that.
     except PlaywrightTimeout as late:
         await tab.stop_loading()
         raise ImpossibleAction("it took too long") from late

@@ -221,6 +221,7 @@ def _action_of(statement: ast.stmt, text: str) -> WebAction:
         keywords = {each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg is not None}
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise UnreadableAction(f"the arguments of `{call.func.id}` must be plain values.") from error
+    # An argument with `**` has no name, and a name that is given twice leaves one entry.
     if len(keywords) != len(call.keywords):
         raise UnreadableAction(f"the arguments of `{call.func.id}` must be plain values.")
     return _with_arguments(call.func.id, tuple(positional), keywords)
@@ -254,6 +255,7 @@ def _with_arguments(name: str, positional: tuple[Any, ...], keywords: Mapping[st
 def _value_of(spec: ActionSpec, parameter: Parameter, value: Any) -> Any:
     match parameter.kind:
         case "element":
+            # `isdigit` alone takes characters such as `²`, which `int` refuses.
             number = str(value).strip().strip("[]")
             if not isinstance(value, bool) and number.isascii() and number.isdigit() and len(number) < 10:
                 return int(number)
@@ -261,6 +263,7 @@ def _value_of(spec: ActionSpec, parameter: Parameter, value: Any) -> Any:
             if isinstance(value, str | int | float) and not isinstance(value, bool):
                 return str(value)
         case "number":
+            # NaN does not pass the comparison either.
             if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 100_000:
                 return value
         case "texts":

@@ -88,6 +88,7 @@ class RunningBrowser:
         """An idle context that was used for the same, or a new one."""
         while idle := self.idle.get(use):
             context = idle.pop()
+            # An idle context can fail too, as when its page crashes.
             if context.failure is None:
                 return context
             await self.discard(context)

@@ -257,6 +257,8 @@ class BrowserContext:
                     locale="en-US",
                     timezone_id="UTC",
                     reduced_motion="reduce",
+                    # Chromium does not use a proxy for loopback addresses,
+                    # unless the list of exceptions takes that rule away.
                     proxy={"server": f"http://127.0.0.1:{network.port}", "bypass": "<-loopback>"},
                 )
                 undo.push_async_callback(_close_context, context, UNDO_LIMIT_S)
@@ -349,6 +351,7 @@ class BrowserContext:
             return
         place = self.tabs.index(tab)
         self.tabs.remove(tab)
+        # Tabs behind the closed one move up by a number, and the tab in front has to stay in front.
         if place < self.active or self.active == len(self.tabs):
             self.active = max(0, self.active - 1)
         self.note(f"Tab {place} was closed.")

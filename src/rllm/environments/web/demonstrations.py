@@ -169,6 +169,7 @@ async def _play_policies(
 
 
 def _random_click(rng: np.random.Generator, turn: int, page: str) -> str:
+    # Sorted, because the order of a set of texts differs between processes, and the draw is to be the same.
     ids = sorted(set(_ids_on(page).values()), key=int)
     return f'click("{rng.choice(ids)}")' if ids else "noop(1)"
 

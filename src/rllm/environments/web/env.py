@@ -200,6 +200,7 @@ class WebEnv(BaseEnv):
         start_s = time.perf_counter()
         error, message = await self._act_all(context, action)
         acted_s = time.perf_counter()
+        # Also when the episode is over: a verdict may read the text of the last page.
         observation = await self._look(context, error)
         end = await self.verdict(context, message)
         info: dict[str, Any] = {
@@ -237,6 +238,8 @@ class WebEnv(BaseEnv):
     async def _look(self, context: BrowserContext, error: str, quiet_ms: int = QUIET_MS) -> str | list[Part]:
         """The page when it is quiet: text, or the parts of a message that shows a picture."""
         page = await self._quiet_page(context, quiet_ms)
+        # Ids are counted on over all documents, so that an id
+        # of a page that was left never means another element.
         self._next_id = page["nextId"]
         header = [*([error] if error else []), *context.notes, *self._tabs(context, page)]
         if page["readyState"] == "loading" or not page["isQuiet"]:

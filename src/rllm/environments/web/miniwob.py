@@ -214,6 +214,7 @@ class MiniWobEnv(PlannedEnv):
         self, context: BrowserContext, message: WebAction | None
     ) -> tuple[float, dict[str, Any]] | None:
         """The page's own reward once it is done; 0 for a task that was given up, or left."""
+        # A copy, because tabs may open and close while one of them is asked.
         for tab in tuple(context.tabs):
             if (state := await tab.evaluate(_VERDICT)) is not None:
                 break

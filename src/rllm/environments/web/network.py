@@ -183,6 +183,7 @@ class ContextNetwork:
         await _write_response(writer, _NO_ANSWER if response.status == _LOCKED.status else response)
 
     async def _refuse(self, host: str, port: int, writer: asyncio.StreamWriter) -> None:
+        # A page can make up any number of names, and all of them would go into the result of every step.
         if len(self.num_refused) < 100:
             self.num_refused[f"{host}:{port}"[:200]] += 1
         await _write_response(writer, _CLOSED)
@@ -190,6 +191,7 @@ class ContextNetwork:
     async def _tunnel(
         self, host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        # A function answers for a site, over plain HTTP only, so a tunnel to it has no other end.
         if host in self.sites or not self._is_open(host, port):
             await self._refuse(host, port, writer)
             return
@@ -207,6 +209,8 @@ class ContextNetwork:
             return
         parts = urlsplit(head.target)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        # The host closes the connection after its answer: bytes are passed
+        # on unread, so its end is the only sign that the answer is complete.
         lines = [each for each in head.raw_lines if not each.lower().startswith((b"proxy-", b"connection:"))]
         upstream[1].write(
             f"{head.method} {path} HTTP/1.1\r\n".encode("latin-1")
@@ -240,6 +244,7 @@ def folder_site(folder: Path) -> Site:
     root = folder.resolve()
 
     def serve(request: SiteRequest) -> SiteResponse:
+        # Resolved before the check, because `..` and links may lead out of the folder.
         path = (root / request.path.lstrip("/")).resolve()
         if not path.is_relative_to(root) or not path.is_file():
             return SiteResponse(status=404, body=b"There is no such page.")
