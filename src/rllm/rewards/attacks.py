@@ -190,6 +190,7 @@ def attacks_on(
 
 
 def _junk(task: Mapping[str, Any]) -> Iterator[Attack]:
+    # The same every time, so that a finding can be repeated.
     draw = random.Random(7)
     letters = "".join(draw.choice(string.ascii_letters + " ") for _ in range(300))
     anything = "".join(

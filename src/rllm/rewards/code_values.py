@@ -143,6 +143,7 @@ def _same_number(got: int | float, expected: int | float, tolerance: float) -> b
         return isinstance(got, float) and math.isnan(got)
     if tolerance and (isinstance(got, float) or isinstance(expected, float)):
         try:
+            # An int beyond every float raises OverflowError here, and is near to no float.
             return math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
         except OverflowError:
             return False
@@ -174,6 +175,7 @@ def _normal(node: Any, loose: bool) -> str:
     if number is not None:
         if isinstance(number, float):
             return hex(int(number)) if number.is_integer() else repr(number)
+        # Not in decimal: that takes quadratic time, and Python refuses more than 4,300 digits.
         return hex(number)
     if node is None or isinstance(node, str):
         return json.dumps(node)

@@ -178,6 +178,7 @@ def _postfix(tokens: Sequence[str]) -> list[int | str] | None:
                 return None
             waiting.pop()
         elif token in _BINDS:
+            # Also at equal strength: signs that bind alike apply from the left, so 8 - 3 - 2 is 3.
             while waiting and _BINDS.get(waiting[-1], 0) >= _BINDS[token]:
                 output.append(waiting.pop())
             waiting.append(token)

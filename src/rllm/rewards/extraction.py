@@ -107,6 +107,8 @@ def final_text(answer: str, *, thinks_first: bool = False) -> str | None:
     if begin == 0 and thinks_first:
         return None
     text = answer[begin:]
+    # The pattern is tried at every place of a run of blanks,
+    # so a search in a long run would take quadratic time.
     tail = _END_OF_TURN.search(text[-200:])
     return (text[: len(text) - (tail.end() - tail.start())] if tail else text).strip(_BLANKS)
 
@@ -145,6 +147,7 @@ def boxes_in(text: str) -> list[tuple[int, str, int]]:
     place = 0
     while match := _BOX.search(text, place):
         boxes.append(_box_at(text, match))
+        # All other boxes stand in the one that is left open.
         if boxes[-1][2] < 0:
             break
         place = boxes[-1][2]
@@ -244,6 +247,7 @@ def _box_at(text: str, match: re.Match[str]) -> tuple[int, str, int]:
     place = begin
     while place < len(text):
         character = text[place]
+        # A brace behind a backslash is a sign of the formula and groups nothing.
         if character == "\\":
             place += 1
         elif character == "{":

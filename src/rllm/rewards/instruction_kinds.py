@@ -188,6 +188,7 @@ _TITLE = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|Sr|Jr|St|vs|No|Fig|e\.g|i\.e|[A-Z])
 """Goes on whatever follows."""
 _SHORT_FORM = re.compile(r"\b(?:etc|approx|Inc|Ltd|Co|U\.S|a\.m|p\.m)\.$")
 """Goes on unless a capital follows."""
+# The repeats with `++` give nothing back, so a long run of dots is read once and not from each of its places.
 _SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)\]]*+(?=\s|$)|[。！？]++|\n[^\S\n]*+\n|$")
 _LONGEST_SHORT_FORM = 8
 
@@ -198,6 +199,7 @@ def sentences(text: str) -> list[str]:
     spans: list[str] = []
     begin = 0
     for match in _SENTENCE_END.finditer(text):
+        # A search from the begin of the sentence at every full stop would take quadratic time.
         tail = text[max(begin, match.end() - _LONGEST_SHORT_FORM) : match.end()]
         follows = text[match.end() : match.end() + 2].strip()
         goes_on = _TITLE.search(tail) or (_SHORT_FORM.search(tail) and not follows.isupper())

@@ -347,4 +347,5 @@ def _system(prompt: str, **values: str) -> Message:
 
 
 def _user(prompt: str, **values: str) -> Message:
+    # `format` reads the prompt alone, so braces in an answer or a question are plain text.
     return {"role": "user", "content": _prompt(prompt).format(**values)}

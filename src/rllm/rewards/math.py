@@ -111,6 +111,7 @@ class MathGrader:
             in_base = self._of_ways(final.texts, digits, wants_words)
             if in_base.is_correct:
                 grade, golds, reading = in_base, [*golds, *digits], Reading.LENIENT
+        # All that is restated has to be right too, and the first that is not is the grade.
         for texts in final.restatements:
             if grade.is_correct:
                 grade = self._of_ways(texts, golds, wants_words)
@@ -134,6 +135,7 @@ class MathGrader:
         if self.percent == "either" and "%" in text:
             bare = text.replace(r"\%", "").replace("%", "")
             readings.append((bare, read(bare)))
+        # Asked of a worker only when no right answer is met without one.
         open_golds: list[tuple[str, str]] = []
         for way, reading in readings:
             for gold_text, gold in golds:
@@ -160,6 +162,8 @@ class MathGrader:
             return "too_slow"
         if reply.status is WorkerStatus.RAISED:
             return "too_large" if reply.detail in ("MemoryError", "RecursionError") else "unreadable"
+        # A SIGKILL comes from outside, as when the machine has no
+        # memory left. Other signals are caused by the formula.
         if reply.status is WorkerStatus.CRASHED and reply.detail != "SIGKILL":
             return "too_large"
         raise RewardError(
@@ -178,9 +182,12 @@ class MathGrader:
         except UnreadableError as error:
             raise _unreadable_gold(text, str(error)) from error
         if _has_formula(value):
+            # A right answer that a worker cannot compare with itself would make every answer wrong.
             reason = self._worker_reason(text, text)
             if reason != "equal":
                 raise _unreadable_gold(text, reason)
+        # Not held while the answer is read: a worker may take seconds,
+        # and it does no harm when two threads read the same answer.
         with self._lock:
             self._golds[text] = value
             if len(self._golds) > _KEPT_GOLDS:

@@ -210,6 +210,7 @@ def _decimal(token: str) -> Fraction:
 
 
 def _integer(digits: str) -> Fraction:
+    # A decimal digit is log2(10) = 3.32 bits.
     if len(digits) * 3.33 > MAX_BITS:
         raise _NoValueError(NoValue.TOO_LARGE)
     if len(digits) <= 4000:
@@ -237,10 +238,12 @@ def _to_power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         base, exponent = _root(base, exponent.denominator), Fraction(exponent.numerator)
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    # Before it is computed: the power has at most as many bits as this product.
     if base not in (1, -1) and bits * abs(exponent) > MAX_BITS + bits:
         raise _NoValueError(NoValue.TOO_LARGE)
     if base == 0 and exponent == 0:
         raise _NotArithmeticError  # a matter of taste
+    # The exponent of 1 and -1 has no limit above. Only whether it is odd matters.
     return base ** (int(exponent) if base not in (1, -1) else int(exponent) % 2)
 
 
@@ -260,6 +263,7 @@ def _integer_root(number: int, degree: int) -> int:
         return math.isqrt(number)
     if number < 2:
         return number
+    # Not below the root, because from above each step comes nearer to it and none falls below its whole part.
     guess = 1 << -(-number.bit_length() // degree)
     while True:
         better = ((degree - 1) * guess + number // guess ** (degree - 1)) // degree

@@ -163,6 +163,7 @@ def _scalar_or_words(text: str, original: str) -> Value:
         return Several(brackets="()", items=(MINUS_INFINITY, INFINITY))
     bare, unit, times = without_unit(text)
     bare = _unwrap(bare)
+    # The sign in `\sin 30^\circ` belongs to the argument and is no unit of the value.
     if unit.startswith("degree") and _ANGLE_FUNCTION.search(bare):
         bare, unit = text, ""
     if _is_words(bare):
@@ -174,6 +175,7 @@ def _scalar_or_words(text: str, original: str) -> Value:
     if value is NoValue.TOO_LARGE:
         return Scalar(text=_without_blanks(bare), is_huge=True, unit=unit)
     if times != 1:
+        # In the text as well, because a worker is given nothing else.
         bare = rf"{times}\cdot({bare})"
         value = None if value is None else value * times
     if value is None and _has_tower(bare):
@@ -293,6 +295,7 @@ def _joined_reals(union: Several) -> Several:
         isinstance(each, Several) and each.brackets == "()" and len(each.items) == 2 for each in union.items
     ):
         return union
+    # Followed from end to begin, whatever order the pieces are written in.
     next_of = {item.items[0]: item.items[1] for item in union.items if isinstance(item, Several)}
     points: list[Value] = []
     end = next_of.pop(MINUS_INFINITY, None)
@@ -400,6 +403,7 @@ def _outer(text: str) -> str:
     characters: list[str] = []
     for character in text:
         depth -= character in ")]}"
+        # NUL fits no separator or sign, and all places stay the same as in the text.
         characters.append(character if depth <= 0 else "\0")
         depth += character in "([{"
     return "".join(characters)

@@ -50,6 +50,7 @@ def check(gold: str, answer: str, tolerance: float = 0.0) -> dict[str, Any]:
             texts += [scalar.text for scalar in _formulas(parts[side])]
         except UnreadableError as error:
             return {"unreadable": side, "why": str(error)[:300]}
+    # One reader for both sides, so that what is written in the same way is understood in the same way.
     as_formula: Callable[[str], Any] = (
         _of_school if all(_of_school(text) is not None for text in texts) else _sympy
     )
@@ -110,6 +111,7 @@ def _sympy(text: str) -> Any:
             normalization_config=None,
             conversion_config=_CONVERSION,
         )
+    # Its name reaches the grader, which calls the answer too large and not unreadable.
     except RecursionError:
         raise
     except Exception as error:
@@ -133,6 +135,7 @@ def _formulas_same(gold: Any, answer: Any, tolerance: float) -> bool:
         if not values:
             return False  # what divides by zero is no answer
         one, other = values
+        # Relative to the right value, but absolute near zero, where a share of it is nothing.
         margin = max(abs(one) * (sympy.Float(tolerance) if tolerance else _CLOSE), _CLOSE)
         is_close = bool(abs(one - other) <= margin)
         are_real = [abs(sympy.im(value)) <= _CLOSE for value in values]
@@ -143,6 +146,7 @@ def _formulas_same(gold: Any, answer: Any, tolerance: float) -> bool:
         elif not any(are_real):
             num_complex += 1
             complex_same &= is_close
+    # At a single point two different formulas may happen to meet.
     num_points = 2 if gold.free_symbols | answer.free_symbols else 1
     if num_real >= num_points:
         return True

@@ -99,6 +99,7 @@ def tidy(text: str) -> str:
     text = _DECIMAL_COMMA.sub(".", text).replace("{:}", ":")
     text = _MODULUS.sub("", text)
     text = _INTRODUCED.sub("", text)
+    # In brackets a comma parts items, so (1,000) may be two numbers.
     if not any(bracket in text for bracket in "([") and r"\{" not in text:
         text = _THOUSANDS.sub(lambda number: re.sub("[, ]", "", number.group()), text)
     text = _EMPTY_DELIMITER.sub("", text)
@@ -113,6 +114,7 @@ def tidy(text: str) -> str:
     text = _PRIME.sub("'", text)
     text = _CONSTANT.sub("+C", text)
     text = " ".join(text.split())
+    # Dots that stand for more are no full stop.
     return text if text.endswith("..") else text.removesuffix(".").strip()
 
 
@@ -160,6 +162,8 @@ def _word(match: re.Match[str]) -> str:
 def _with_braces(text: str) -> str:
     r"""`\frac12`, `\sqrt2`, `\sqrt(2)`, `x^10` and `2^(n+1)` with the braces that they stand for."""
     text = re.sub(r"\^\s*(-?[0-9]+)", r"^{\1}", text)
+    # From the last to the first: a command is rewritten before one that
+    # it is an argument of, and the places of those before it stay right.
     for match in reversed([*_TAKES_ARGUMENTS.finditer(text)]):
         text = text[: match.start()] + _command_with_braces(match.group(), text[match.end() :])
     return text

@@ -333,6 +333,7 @@ def _span_after(text: str, place: int) -> tuple[int, int]:
     begin = opening.end() if opening else begin
     place = begin
     while True:
+        # A full stop inside of a formula ends no sentence.
         formula = _FORMULA.search(text, place)
         end = _END_OF_SENTENCE.search(text, place)
         if formula is None or (end is not None and end.start() < formula.start()):

@@ -57,6 +57,7 @@ GIT = {
     "GIT_ATTR_NOSYSTEM": "1",
     **GIT_VARIABLES,
 }
+# A repository inside of this one would be added as the name of its commit, without its files.
 _DIFF = (
     "printf '%s\\n' __pycache__/ '*.py[co]' .pytest_cache/ >> .git/info/exclude; "
     "find . -mindepth 2 -name .git -prune -exec rm -rf {} + ; "
@@ -200,6 +201,7 @@ def patch_of(agent: Sandbox, world: SWEWorld) -> str:
     left_out = tuple(f"{PLACE}/{name}" for name in apart)
     left = agent.snapshot(Scope(folders=(PLACE,), left_out=left_out, changes=True))
     others = " ".join(f"! -name {name}" for name in apart)
+    # A whole snapshot does not say which files the agent removed.
     clear = f"find . -mindepth 1 -maxdepth 1 {others} -exec rm -rf {{}} +" if left.is_whole else "true"
     with world.open_for_git() as fresh:
         removal = fresh.exec(clear, cwd=PLACE)

@@ -66,6 +66,7 @@ def squad_normalised(text: str) -> str:
     """
     plain = _THOUSANDS.sub("", unicodedata.normalize("NFKC", text).translate(_ONE_WAY).lower())
     words = [word for word in map(_plain_word, plain.split()) if word]
+    # An answer that is nothing but an article, such as the choice "A", stays.
     return " ".join(word for word in words if word not in _ARTICLES) or " ".join(words)
 
 
