@@ -143,6 +143,7 @@ class Tool:
         Runs in a thread, several at once.
         """
         if self._function is not None:
+            # This thread has no event loop, so what is to be awaited gets one of its own.
             value = self._function(*args, **arguments)
             return asyncio.run(_await_value(value)) if inspect.isawaitable(value) else value
         if type(self).async_forward is not Tool.async_forward:

@@ -232,6 +232,7 @@ def _power_of(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
         if abs(base) == 1 or (base == 0 and exponent >= 0):  # any exponent, however large
             return Fraction(1) if exponent == 0 else base if exponent % 2 else abs(base)
+        # A number of so many bits is at least 2 ** (bits - 1), which bounds the size of its power from below.
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
         if abs(exponent) * (bits - 1) > MAX_BITS:
             raise ToolError("The power is too large: it would have more than 1,200 digits.")
@@ -252,6 +253,7 @@ def _root(base: Number, exponent: Number) -> Number:
 
 def _whole_root(number: int, degree: int) -> int | None:
     """The whole root, None when there is none."""
+    # Bisection on whole numbers, because a float does not have all digits of a large one.
     low, high = 0, 1 << (number.bit_length() // degree + 1)
     while low < high:
         middle = (low + high) // 2

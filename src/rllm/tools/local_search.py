@@ -59,6 +59,7 @@ class Corpus:
 
     def search(self, query: str, limit: int) -> list[Hit]:
         """The best documents first, equals in the order of the corpus. Each shares a word with the query."""
+        # Sorted, because the last digits of a sum of scores depend on the order of the words.
         words = sorted(set(_words(query)) & set(self._index.vocab_dict))
         if not words:
             return []
@@ -125,6 +126,7 @@ def corpus_of(
     stat = path.stat()
     key = (path.resolve(), stat.st_mtime_ns, stat.st_size, index_directory)
     with _lock:
+        # Made under the lock, so that a large file is not indexed by several threads at the same time.
         if key not in _corpora:
             _corpora[key] = Corpus(_read(path), index_directory=index_directory)
         return _corpora[key]

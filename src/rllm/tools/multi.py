@@ -163,6 +163,7 @@ class MultiTool:
         while not future.done() and (left_s := ends_s - time.monotonic()) > 0:
             wait([future], timeout=min(left_s, _NOTICE_S))
         try:
+            # SystemExit as well, because one that a tool raises would end the caller.
             output = ready.tool.output_of(future.result(timeout=0))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - told to the model, or raised again
             output = _failure(ready, error, timed_out=not future.done())
@@ -278,6 +279,7 @@ def _require_arguments(of: Tool, arguments: Any) -> dict[str, Any]:
             f"The arguments of `{of.name}` must be a JSON object such as {_example(of)}, "
             f"not {arguments!r:.80}."
         )
+    # Parameters that somebody wrote may leave the type out.
     problem = problem_of(arguments, {"type": "object", **of.parameters})
     if problem is not None:
         end = "" if problem.endswith("?") else "."

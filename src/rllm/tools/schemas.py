@@ -213,6 +213,7 @@ def _python_value(annotation: Any, value: Any) -> Any:
         return {key: _python_value(inner[1], each) for key, each in value.items()}
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)  # 3.0 is an integer in JSON
+    # From 2 ** 53 on, not every integer is a float.
     return float(value) if kind is float and type(value) is int and abs(value) < 2**53 else value
 
 

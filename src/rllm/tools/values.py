@@ -39,6 +39,7 @@ _NAMES = {
 def problem_of(value: Any, schema: Any, *, at: str = "", root: Any = None, depth: int = 0) -> str | None:
     """The fault of `value`, None when there is none. `at` is where it stands, "" for the whole."""
     root = schema if root is None else root
+    # The depth has a limit because references of a schema may lead in a circle.
     if schema is True or schema is None or depth > _MAX_DEPTH:
         return None
     if schema is False:
@@ -167,6 +168,7 @@ def _object_problem(value: Any, schema: Mapping[str, Any], at: str, root: Any, d
     unknown = [key for key in value if key not in properties]
     extra = schema.get("additionalProperties", True)
     if unknown and extra is False and not schema.get("patternProperties"):
+        # Told before what is missing: a misspelt parameter is both, and the name that was meant says more.
         nearest = get_close_matches(unknown[0], list(properties), n=1)
         hint = f"did you mean `{nearest[0]}`?" if nearest else f"there is {_names_text(properties)}"
         return f"there is no parameter `{_key(at, unknown[0])}`; {hint}"
@@ -232,6 +234,7 @@ def _resolve(reference: Any, root: Any) -> Any:
         return True
     target = root
     for part in reference[1:].strip("/").split("/") if reference != "#" else ():
+        # In this order (RFC 6901): the other way round, `~01` would become a slash and not `~1`.
         part = part.replace("~1", "/").replace("~0", "~")
         if not isinstance(target, Mapping) or part not in target:
             return True

@@ -43,6 +43,7 @@ class _WebTool(Tool):
         key = key_from(self.key_variable, self.service)
         secret = f"Bearer {key}" if self.key_header == "Authorization" else key
         self._web = WebService(self.service, base_url, {self.key_header: secret}, patience)
+        # Longer than all attempts with the longest waits between them: the service is the one to give up.
         super().__init__(timeout_s=patience.attempts * (patience.timeout_s + 30.0))
 
     def _wrong_shape(self, answer: Mapping[str, Any]) -> WebServiceError:
