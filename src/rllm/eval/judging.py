@@ -177,6 +177,7 @@ def verdict(evaluator: Evaluator, episode: Episode) -> EvalOutput | GraderFailur
     """The judgement, or why there is none. Raises ConfigError for what is wrong of every task alike."""
     try:
         output = judged(evaluator, episode)
+        # Metadata that cannot be stored fails its own row here, and not the whole batch when that is saved.
         require_storable(Episode(id=episode.id, info={"evaluation": output.metadata}))
         return output
     except ConfigError:

@@ -277,6 +277,7 @@ def _goes_on(before: Step, step: Step) -> bool:
     if len(step.prompt_ids) < end or step.prompt_ids[start:end] != before.response_ids:
         return False
     ids = before.prompt_ids
+    # Two prefixes of one stored row are alike without a look at their tokens, of which there may be many.
     if isinstance(ids, Prefix) and ids.shares_row_with(step.prompt_ids):
         return True
     return step.prompt_ids[:start] == ids[:start]

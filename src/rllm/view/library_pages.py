@@ -166,6 +166,7 @@ def session_page(sources: Sources, query: Query) -> dict[str, Any]:
     num_before: dict[tuple[int, int], int] = {}
     for number, record in enumerate(records):
         row = (record.conversation, record.segment)
+        # One more for the answer, which the next call of this row repeats as a message.
         begin, num_before[row] = num_before.get(row, 0), len(record.messages) + 1
         if not offset <= number < offset + MAX_CALLS:
             continue

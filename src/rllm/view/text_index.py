@@ -110,6 +110,8 @@ def update_index(store: Path, path: Path) -> None:
                 key = (phase.name, step)
                 rows = browser.page(EpisodeFilter(phase=phase.name, step=step))
                 first, last = rows[0].id, rows[-1].id
+                # With the times, because a step that is made again may
+                # have the same number of episodes and the same ids.
                 mark = f"{len(rows)}:{first}:{last}:{rows[0].started_at}:{rows[-1].started_at}"
                 if marks.get(key, ("",))[0] == mark:
                     continue
