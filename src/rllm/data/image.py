@@ -85,6 +85,7 @@ class Image:
                 return None
             about = _lstat(f"{top}{path}")
             if about is not None:
+                # A character device in a layer says that the file was removed there.
                 return None if stat.S_ISCHR(about.st_mode) else about
             if top and _hides(top, path):
                 return None

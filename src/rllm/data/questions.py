@@ -44,6 +44,7 @@ class Row:
         """The same, or None."""
         value: Any = self.values
         column = self._column(name)
+        # Whole first, because the name of a column may itself have a dot.
         if column in self.values:
             return _plain_list(self.values[column])
         for part in column.split("."):
