@@ -164,6 +164,7 @@ def _num_right(parts: tuple[float, ...], target: int, operators: str) -> tuple[i
             if sign == "/" and right == 0:
                 continue
             value = left / right if sign == "/" else APPLY[sign](left, right)
+            # Sorted, so that the same parts in another order are found in the cache.
             some_right, some = _num_right(tuple(sorted((value, *others))), target, operators)
             num_right, num_all = num_right + some_right, num_all + some
     return num_right, num_all

@@ -86,6 +86,7 @@ def expected_return(
     for _ in range(num_steps):
         values_S_A = (probabilities_S_A_K * (paid_S_A_K + values_S[next_S_A_K])).sum(axis=-1)
         chosen_S = values_S_A.max(axis=1) if policy is None else values_S_A @ np.array(policy)
+        # In a hole and at the goal an episode is over; the goal was paid with the move into it.
         values_S = chosen_S * goes_on_S
     return float(values_S[cells.index("S")])
 
@@ -99,6 +100,7 @@ def _discounted_values(cells: str, outcomes: Outcomes) -> np.ndarray:
         new_values_S = values_S_A.max(axis=1) * goes_on_S
         change = np.abs(new_values_S - values_S).max()
         values_S = new_values_S
+        # All further changes together are a geometric series, and so less than _TIE.
         if change < _TIE * (1 - _DISCOUNT):
             return values_S_A
 

@@ -130,12 +130,15 @@ def _free_columns(stones: int) -> list[int]:
 
 def _place_in(column: int, stones: int) -> int:
     """The bit where a piece comes to lie."""
+    # The pieces of a column are a run of ones from the bottom on,
+    # so adding its lowest bit carries into the first free place.
     bottom = 1 << (_HEIGHT * column)
     return (stones + bottom) & (((1 << _NUM_ROWS) - 1) << (_HEIGHT * column))
 
 
 def _has_four(side: int) -> bool:
     for shift in (1, _HEIGHT - 1, _HEIGHT, _HEIGHT + 1):
+        # Two in a line; two such pairs that are two places apart are four.
         pairs = side & (side >> shift)
         if pairs & (pairs >> (2 * shift)):
             return True
@@ -184,6 +187,7 @@ def _way_to_win(mine: int, theirs: int, seed: int, opponent: str) -> tuple[int, 
         return None
 
     for depth in range(1, _LAST_DEPTH + 1):
+        # Without a piece on the board, four moves are the fewest that win.
         if depth >= _FIRST_DEPTH or mine:
             way = search(mine, theirs, depth)
             if way is not None:

@@ -105,6 +105,7 @@ def _best_guess(digits: str, length: int, history: tuple[tuple[str, tuple[int, i
         half = (length + 1) // 2
         return digits[0] * half + digits[1] * (length - half)
     codes = _fitting(digits, length, history)
+    # Each guess is compared with all codes, so of many only some 30 are tried.
     guesses = codes[:: max(1, len(codes) // 30)]
 
     def worst(guess: str) -> int:

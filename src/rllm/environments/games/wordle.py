@@ -127,6 +127,7 @@ def _best_guess(history: _History) -> str | None:
     words = _fitting(history)
     if len(words) <= 2:
         return words[0] if words else None
+    # A word that cannot be the hidden one may still tell a few words apart better than one of them.
     guesses = answers() if len(words) <= 30 else words
 
     def parts(guess: str) -> tuple[int, bool]:
