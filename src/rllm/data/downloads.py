@@ -97,6 +97,7 @@ def unpack(got: Download) -> Path:
     """
     target = got.path.with_name(f"{got.path.name}-{got.sha256[:16]}")
     if not target.is_dir():
+        # Named by the thread, of which no other process or thread has the number at the same time.
         temporary = target.with_name(f".{target.name}.tmp-{threading.get_native_id()}")
         with StorageErrors(target):
             try:

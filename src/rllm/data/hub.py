@@ -149,6 +149,7 @@ def hub_model(name: str, *, endpoint: str | None = None) -> Path:
         optional=MODEL_FILES,
         on_file=lambda file: log.warning("  %s", file),
     )
+    # The link is made last, so that where there is one, all files are there.
     target = next(each.path.parent for each in files.files if each.name == "config.json")
     with StorageErrors(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)

@@ -168,6 +168,7 @@ def ignore_rule(context: Path) -> Callable[[Path], bool]:
         if not bare or bare.startswith("#"):
             continue
         pattern = os.path.normpath(bare.lstrip("!").strip()).lstrip("/")
+        # What fits a directory fits all that is below it.
         rules.append((not bare.startswith("!"), re.compile(f"{_glob(pattern)}(?:/.*)?", re.DOTALL)))
 
     def is_ignored(path: Path) -> bool:

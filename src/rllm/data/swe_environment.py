@@ -187,6 +187,7 @@ def _make(installation: _Installation, backend: str, part: Path) -> None:
         wheels.mkdir()
         _download(installation, wheels)
         root = Root(folders=(PLACE, VENV, _WHEELS), layers=installation.layers)
+        # After the steps of the project: pip leaves a version that they have installed as it is.
         last = f"pip install {' '.join(TEST_PACKAGES)}"
         with open_sandbox(backend, limits=_LIMITS, root=root) as sandbox:
             sandbox.upload(wheels, _WHEELS)
@@ -196,6 +197,7 @@ def _make(installation: _Installation, backend: str, part: Path) -> None:
 
 
 def _first_steps(wheels: Path) -> tuple[str, ...]:
+    # A wheel is a zip file, from which Python can run pip before any pip is installed.
     pip = next(each.name for each in sorted(wheels.glob("pip-*.whl")))
     return (
         f"python3 -m venv --without-pip {VENV}",
@@ -266,6 +268,7 @@ def _download(installation: _Installation, wheels: Path) -> None:
         text=True,
         timeout=_DOWNLOAD_S,
         check=False,
+        # A directory without modules, because `-m` looks for pip in the current one first.
         cwd=wheels,
         stdin=subprocess.DEVNULL,
     )

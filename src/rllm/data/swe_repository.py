@@ -305,6 +305,7 @@ def _refuse_pointers(task: SWETask, tree: Path) -> None:
 
 def _break(task: SWETask, tree: Path, work: Path) -> str:
     """Apply the patch that makes the bug; returns the gold patch, which is looked at too."""
+    # A repository apart, so that no object of the tree without the bug comes into that of the agent.
     scratch = {"GIT_DIR": str(work / "scratch.git"), "GIT_WORK_TREE": str(tree)}
     if not (task.bug_patch or task.patch):
         return ""

@@ -110,6 +110,7 @@ def _revert_of(repository: Path, commit: str, texts: Mapping[str, str]) -> Candi
     diff = git("diff", "--no-color", "--no-ext-diff", commit, parents[0], "--", *names, at=repository)
     patch.write_bytes(diff.encode("utf-8", "surrogateescape"))
     try:
+        # Within a repository further up, `git apply` would take the paths as those of that one.
         git("apply", "--whitespace=nowarn", str(patch), at=work, GIT_CEILING_DIRECTORIES=str(work.parent))
         files = {name: (work / name).read_bytes().decode("utf-8") for name in names}
     except (ConfigError, UnicodeDecodeError):

@@ -34,6 +34,7 @@ class Token:
 
 def with_edits(source: str, edits: Sequence[Edit]) -> str:
     """The source after edits that do not overlap."""
+    # From the last to the first, so that the places of the others stay right.
     for edit in sorted(edits, key=lambda each: each.start, reverse=True):
         source = source[: edit.start] + edit.text + source[edit.end :]
     return source
@@ -104,5 +105,6 @@ class SourceText:
 
     def _place(self, line: int, utf8_column: int) -> int:
         text = self._lines[line - 1] if line <= len(self._lines) else ""
+        # The parser counts columns in bytes of UTF-8.
         column = utf8_column if text.isascii() else len(text.encode()[:utf8_column].decode())
         return self._starts[line - 1] + column

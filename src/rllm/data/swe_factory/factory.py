@@ -389,6 +389,7 @@ def _finish(
         "operators": dict(sorted(Counter(row["operator"] for row in rows).items())),
         "files": files,
     }
+    # Last, because a directory with a manifest counts as a whole build.
     write_atomic(out / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return manifest
 

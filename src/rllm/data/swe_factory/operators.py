@@ -286,6 +286,7 @@ def _return(source: SourceText, node: ast.Return, parents: list[ast.AST]) -> Mad
         start, _ = source.span(node)
         inner, _ = source.span(node.value)
         lead = source.text[start:inner]
+        # Where a bracket stands before the value, the edit would leave its partner alone.
         if lead.strip() == "return":
             yield "removed_return", Edit(start, inner, "")
 
