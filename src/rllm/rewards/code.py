@@ -174,6 +174,7 @@ class CodeGrader:
             if reason and not failure:
                 failure = f"test {number + 1} of {len(runs)}: {reason}"
                 details = {"first_failure": {"stdin": run.stdin[:2000], "expected": run.stdout[:2000]}}
+                # One failure settles this score, so the time of the remaining runs is saved.
                 if self.score == "all":
                     break
         return _Verdict(num_passed=num_passed, failure=failure, details=details)

@@ -358,6 +358,7 @@ def _go(log: str, root: str) -> Results | None:
             is_ended = True
             if action == "fail":
                 results.append(((package,), CaseStatus.ERROR))
+    # The process may end before its tests do: such a test is an error, not one that never ran.
     results += [((f"{package}/{test}", test), CaseStatus.ERROR) for package, test in open_tests]
     return results if is_ended else None
 
@@ -379,6 +380,7 @@ def _cargo(log: str, root: str) -> Results | None:
         elif test := _CARGO_TEST.match(line):
             left -= 1
             results.append(((test[1],), _CARGO_STATUSES[test[2]]))
+        # The summary came before as many results as were announced, so some of them cannot be read.
         elif line.startswith("test result:"):
             return None
     return results if has_run and not left else None

@@ -288,6 +288,7 @@ def _read(
         canary_status = next((statuses[each] for each in statuses if canary.is_named(each)), "")
     if has_canary and not canary_status:
         return TestRun(statuses={}, fault="the tests were not all run", log=log)
+    # A test with several names counts once, under the whole name that comes first.
     counts = Counter(statuses[whole] for whole in {names[0] for names, _ in ends})
     is_forged = has_canary and canary_status not in (CaseStatus.FAILED, CaseStatus.ERROR)
     return TestRun(

@@ -208,6 +208,7 @@ def write(path: str, text: str) -> None:
     here = "."
     for part in path.split("/")[:-1]:
         here = f"{here}/{part}"
+        # The patch may have put a link in place of a folder, and a file written through it lands elsewhere.
         if os.path.islink(here):
             os.unlink(here)
         os.makedirs(here, exist_ok=True)
