@@ -188,6 +188,7 @@ def _from_hub(
         if any(fnmatch.fnmatch(file.name, each) for each in join_files):
             more += list(_rows_of_file(file.path, name, ()))
             continue
+        # The hub's conversion lays files out as CONFIG/SPLIT/NAME.parquet.
         subset = PurePosixPath(file.name).parts[0] if len(source.configs) > 1 else ""
         inside = [
             each.partition("!")[2] for each in patterns if fnmatch.fnmatch(file.name, each.partition("!")[0])

@@ -173,6 +173,7 @@ def read_task_directory(path: Path, environment: Mapping[str, str] | None = None
     if not (is_old or has_steps):
         instruction = _instruction(path, path)
         _require_tests(path, path / "tests")
+    # In the order of REFUSED.
     world, agent, verifier, solution = sections.values()
     dockerfile = path / "Dockerfile" if is_old else path / "environment" / "Dockerfile"
     process_variables = environment or {}

@@ -128,6 +128,7 @@ def skill_of(
         name: _difference(means_K[place], draws_R_K[:, place], distinct, comparisons)
         for place, name in enumerate(references)
     }
+    # The least of the differences is the one to the greatest reference.
     return _difference(means_K.min(), draws_R_K.min(axis=1), distinct, comparisons), each
 
 

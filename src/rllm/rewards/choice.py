@@ -119,6 +119,7 @@ def _in_prose(statement: Stated, choices: Sequence[str]) -> tuple[Stated, list[i
     letters = {match[match.lastgroup or 0] for match in _ALONE.finditer(sentence)}
     named_places = {place for place, choice in enumerate(choices) if _names(sentence, choice)}
     places = {ord(letter) - ord("A") for letter in letters} | named_places
+    # A sentence that names two choices does not say which of them it means.
     choice_place = places.pop() if len(places) == 1 else None
     if choice_place is not None and choice_place >= (len(choices) or MAX_CHOICES):
         choice_place = None

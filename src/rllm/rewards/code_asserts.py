@@ -185,6 +185,7 @@ def _bound_names(tree: ast.AST) -> set[str]:
             names.add(each.name)
         elif isinstance(each, ast.arg):
             names.add(each.arg)
+        # What is imported from the program is the program's to define.
         elif isinstance(each, ast.ImportFrom) and each.module == PROGRAM:
             continue
         elif isinstance(each, ast.Import | ast.ImportFrom):

@@ -115,6 +115,7 @@ class _ModelGrader(ABC):
 
     def close(self) -> None:
         if self._own_client is not None:
+            # First, because the client lives in the judge's event loop, which the next line ends.
             self._judge.run(self._own_client.close())
             self._own_client = None
         self._judge.close()
@@ -307,6 +308,7 @@ def _answer_to_judge(answer: str, grader: str) -> str | Grade:
     text = final_text(require_answer(answer, grader))
     if text is None:
         return wrong("unfinished thinking", calls=0, cost=0.0)
+    # Blanks, control and format characters alone leave the judge nothing to see.
     visible = any(unicodedata.category(each)[0] not in "CZ" for each in text)
     return text if visible else wrong("empty", calls=0, cost=0.0)
 

@@ -137,6 +137,7 @@ class _Descent:
         return value
 
     def _sign(self) -> Any:
+        # A sign binds less than a power: -x^2 is -(x^2).
         negative = False
         while (sign := self._peek()) in ("+", "-"):
             self._place += 1
@@ -197,6 +198,7 @@ class _Descent:
             return self._letter()
         if kind in ("(", "{"):
             return self._bracket(kind)
+        # Both ends of an absolute value look alike, so one within another has two readings.
         if kind == "|" and not self._in_bars:
             self._in_bars = True
             value = sympy.Abs(self._bracket("|"))
@@ -227,6 +229,7 @@ class _Descent:
         token = self._next()
         if self._peek() == r"\frac":
             raise _DoubtError  # a mixed number, or a product
+        # Exact, so that 0.1 equals 1/10.
         whole, _, decimals = token.partition(".")
         return sympy.Rational(int(whole + decimals), 10 ** len(decimals))
 

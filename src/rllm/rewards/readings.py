@@ -237,6 +237,7 @@ def _is_joint(gap: str) -> bool:
 def _mark(text: str, is_list: bool) -> tuple[tuple[str, ...], Mark, int, int] | NoAnswer | None:
     """(ways to read, mark, begin, end) of the last box or tag; None where there is neither."""
     boxes, tag = boxes_in(text), last_tag(text)
+    # A box inside the tag is a part of its answer; one that begins behind the tag is a later answer.
     if tag is not None and (not boxes or boxes[-1][0] < tag[0] or (tag[2] > 0 and boxes[-1][0] < tag[2])):
         begin, inside, end = tag
         if end < 0:

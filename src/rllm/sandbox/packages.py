@@ -93,6 +93,7 @@ def _with_requirements(packages: Sequence[str]) -> list[Distribution]:
         key = re.sub(r"[-_.]+", "-", name).lower()
         distributions.setdefault(key, _distribution(name, by))
         for extra in extras or [""]:
+            # Distributions may require each other in a circle.
             if (key, extra) not in visits:
                 visits.add((key, extra))
                 waiting += [(each, name) for each in _requirements(distributions[key], extra)]
@@ -179,6 +180,7 @@ def _parts(tree: dict[str, Any], folder: Path, place: str) -> list[PackageBindin
     bindings: list[PackageBinding] = []
     for name, below in sorted(tree.items()):
         source = folder / name
+        # A link may lead to files that no list names, and a file that is listed may be gone by now.
         if source.is_symlink() or not source.exists():
             continue
         if below is None or _is_whole(below, source):

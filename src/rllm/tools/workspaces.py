@@ -70,6 +70,7 @@ class DirectoryPlace:
     def read(self, path: str) -> bytes:
         inner = inner_path(path)
         with _explain(path), self._directory(inner.parent, make=False) as directory:
+            # Without O_NONBLOCK the opening of a named pipe waits until somebody writes to it.
             file = os.open(inner.name or ".", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
             with os.fdopen(file, "rb") as stream:
                 _check_plain(path, os.fstat(file))
@@ -101,6 +102,7 @@ class DirectoryPlace:
         flags = os.O_RDONLY | os.O_DIRECTORY
         here = os.open(self.root, flags)
         try:
+            # One part at a time, because O_NOFOLLOW is about the last part of a path alone.
             for part in inner.parts:
                 if make:
                     _make_directory(part, here)

@@ -56,6 +56,7 @@ class WorkerServer:
         self.host = host
         self.token = Tokens.new() if token == "" else token
         self._address = address
+        # Bound here already, so a taken port fails before anything is started, and `url` is known at once.
         self._socket: socket.socket = listening_socket(address, port)
         self.port: int = self._socket.getsockname()[1]
         self._runner: web.AppRunner | None = None
@@ -63,6 +64,7 @@ class WorkerServer:
 
     @property
     def url(self) -> str:
+        # An address that means every interface is one to listen on; a client needs one of the interfaces.
         name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._address, self._address)
         return f"http://{f'[{name}]' if ':' in name else name}:{self.port}"
 

@@ -138,6 +138,7 @@ class _AttemptSpan(AttemptSpan):
     def _add_call(self, choices: Sequence[CallRecord], provider: str) -> None:
         """A span in retrospect: the gateway took the times."""
         call = choices[0]
+        # OpenTelemetry counts nanoseconds since 1970.
         started_ns = int(call.started_at * 1e9)
         operation = "text_completion" if call.prompt is not None else "chat"
         span = self._tracer.start_span(
