@@ -235,6 +235,7 @@ def _common_fields(row: Mapping[str, Any], where: str) -> tuple[str, Mapping[str
     if form == "swe-bench-pro":
         fields["FAIL_TO_PASS"], fields["PASS_TO_PASS"] = row["fail_to_pass"], row.get("pass_to_pass")
     elif form == "swe-smith":
+        # The patch of SWE-smith makes the bug, and its reverse is the solution.
         fields["bug_patch"], fields["patch"] = row.get("patch"), ""
     elif form == "r2e-gym":
         fields |= _r2e_fields(row, where)

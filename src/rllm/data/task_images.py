@@ -196,6 +196,7 @@ class _Stage:
             self._first_arguments[name] = value
         elif has_default:
             self._arguments[name] = value
+        # An argument from before FROM holds in a stage only where the stage names it again.
         elif name in self._first_arguments:
             self._arguments[name] = self._first_arguments[name]
 
@@ -237,6 +238,7 @@ class _Stage:
             layer.rename(part / "layer")
             remove_tree(part / "build")
 
+        # What the line asks for, not `has_registries`: a layer stays valid when this machine is offline.
         about = ["run", command, sorted(variables.items()), self._workdir, user, has_network]
         self._make(instruction, about, build, makes_parts=True)
         self._folders += _homes_made(self._layers[0])

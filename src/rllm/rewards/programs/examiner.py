@@ -128,6 +128,7 @@ class Held:
     """An object that lives with the program: its methods and attributes are calls."""
 
     def __init__(self, exam: Exam, number: int, attr: str = "") -> None:
+        # Past `__setattr__`, which is a call of the program.
         self.__dict__.update(_exam=exam, _number=number, _attr=attr)
 
     def _here(self) -> int:
@@ -160,6 +161,7 @@ class Held:
         )
 
     def __getattr__(self, name: str) -> Any:
+        # Python itself asks objects for such names; the tests call nothing by that.
         if name.startswith("__"):
             raise AttributeError(name)
         number = self._number if not self._attr else self._here()
@@ -405,6 +407,7 @@ def examine(job: str) -> None:
     exam = Exam(work["made"], work["results"])
     # Tests are run again and again on more results, and have to draw the same inputs each time.
     random.seed(SEED)
+    # Values may have more digits than the 4300 that Python reads and writes unless told otherwise.
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(0)
     names = {"__name__": "tests", "__exam": exam}
