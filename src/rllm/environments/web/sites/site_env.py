@@ -88,6 +88,7 @@ class SiteKind:
 
     def task(self, template: str, seed: int) -> tuple[Any, SiteTask]:
         """(books, task): the same for the same seed, on every machine."""
+        # A text as a seed goes through SHA-512 and not through `hash`, which differs from process to process.
         generator = random.Random(f"{self.name}/{template}/{seed}")
         books = self.draw_books(generator)
         task = self.templates[template].draw(books, generator)
@@ -137,6 +138,7 @@ class SiteEnv(PlannedEnv):
         return cls(**{key: info[key] for key in own_names if key in info}, view=view)
 
     async def begin(self, context: BrowserContext) -> str:
+        # Drawn anew for each attempt, because an attempt changes its books.
         self.books, self.site_task = self.kind.task(self.template, self.seed)
         self.sites = {self.kind.host: self.kind.serve(self.books)}
         context.network.admit(self.sites, ())
