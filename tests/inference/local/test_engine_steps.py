@@ -257,6 +257,22 @@ def test_cancelling_reaches_who_waits_who_is_read_and_who_is_answered(endless: L
     assert not engine.step(), "it is over"
 
 
+def test_who_is_cancelled_while_its_prompt_is_read_takes_nobody_along_who_asked_the_same(
+    endless: LoadedModel,
+) -> None:
+    engine = engine_of(endless, max_prefill_tokens=64)
+    talks = [Talk(engine, number) for number in range(2)]
+    for talk in talks:
+        talk.ask(ids(100))
+    engine.run()
+    first, second = (talk.ask(ids(90, first=250)) for talk in talks)  # nothing of it was read before
+    engine.step()
+    engine.cancel(first)
+    engine.run()
+    assert (first.finish_reason, second.finish_reason) == (FinishReason.CANCELLED, FinishReason.LENGTH)
+    assert len(second.completion_ids) == 1
+
+
 def test_a_failure_is_told_to_all_that_are_there(endless: LoadedModel) -> None:
     engine = engine_of(endless, num_slots=2)
     talks = [Talk(engine, number) for number in range(4)]

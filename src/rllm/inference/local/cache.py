@@ -376,7 +376,7 @@ class KVCache:
             self.truncate(slot, 0)
             return 0
         limit = len(prompt_ids) - 1
-        own = _common_prefix(slot.ids, prompt_ids, limit)
+        own = self.num_kept(slot, prompt_ids)
         hashes = _block_hashes(prompt_ids, limit, slot.block_hashes[: own // BLOCK])
         donor, num_shared = self._longest_match(hashes, slot)
         if exactly and donor is not None and donor.is_free:
@@ -386,6 +386,10 @@ class KVCache:
             return num_shared
         self.truncate(slot, own)
         return own
+
+    def num_kept(self, slot: Slot, prompt_ids: Sequence[int]) -> int:
+        """The number of prompt tokens that `begin` finds in the slot itself, whatever else it holds."""
+        return _common_prefix(slot.ids, prompt_ids, len(prompt_ids) - 1) if self.has_keys else 0
 
     def places(
         self, slots_R: Sequence[Slot], lengths_R: NDArray[np.int64], positions_N: NDArray[np.int64]

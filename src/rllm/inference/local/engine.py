@@ -447,7 +447,8 @@ class LocalEngine:
                 continue
             request.began_at = request.began_at or time.perf_counter()
             new_requests.append(request)
-            budget -= max(1, len(request.context_ids) - len(request.slot.ids))
+            num_known = self._cache.num_kept(request.slot, request.context_ids)
+            budget -= max(1, len(request.context_ids) - num_known)
         for entry in later_requests:
             heapq.heappush(self._waiting, entry)
         return new_requests
