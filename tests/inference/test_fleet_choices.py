@@ -53,6 +53,7 @@ class Client(VLLMClient):
 
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
         self.temperatures.append(temperature)
+        await self.may_answer.wait()
         if isinstance(self.row, Exception):
             raise self.row
         return self.row
@@ -291,6 +292,29 @@ async def test_one_that_leaves_ends_its_calls_and_stays_where_nobody_waits_for_t
     assert [replica.client for replica in fleet.replicas] == [clients[1]]
     with pytest.raises(ConfigError, match="nowhere"):
         await fleet.remove("http://nowhere/v1")
+    await fleet.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_one_that_leaves_ends_its_scores_as_well(tokenizer: HuggingFaceTokenizer, fails: bool) -> None:
+    clients = [Client(number, tokenizer) for number in range(2)]
+    fleet = fleet_of(clients)
+    leaving = fleet.replicas[0]
+    if fails:
+        clients[0].row = InferenceError("out of memory")
+    clients[0].may_answer.clear()
+    scores = asyncio.create_task(fleet.score([5, 6, 7], 1))
+    await until(lambda: bool(clients[0].temperatures))
+    removal = asyncio.create_task(fleet.remove(leaving.url))
+    await until(lambda: leaving.is_leaving)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not removal.done()
+    clients[0].may_answer.set()
+    assert await scores == [-1.0, -2.0]
+    await until(removal.done)
+    assert [replica.client for replica in fleet.replicas] == [clients[1]]
+    assert leaving.probe is None or leaving.probe.done(), "nobody asks for one that is gone"
     await fleet.close()
 
 

@@ -261,9 +261,7 @@ class Fleet(ModelClient):
                     answer = begin()
                 self.num_moved += 1
             finally:
-                # `remove` waits for this call.
-                if replica.is_leaving:
-                    await self._notify()
+                await self._tell_remover(replica)
 
     async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
         """As `LocalClient.score`, by every replica in service. Raises CanaryError where two of them
@@ -275,12 +273,10 @@ class Fleet(ModelClient):
         )
         answers: list[tuple[Replica, list[float]]] = []
         for replica, row in zip(replicas, rows, strict=True):
-            if isinstance(row, InferenceError):
-                self._out_of_service(replica, row)
-            elif isinstance(row, BaseException):
-                raise row
-            else:
+            if not isinstance(row, BaseException):
                 answers.append((replica, row))
+            elif not isinstance(row, InferenceError):
+                raise row
         if not answers:
             raise InferenceError("No replica could score: all of them are out of service.")
         (first, expected), *others = answers
@@ -296,9 +292,16 @@ class Fleet(ModelClient):
         return expected
 
     async def _score(self, replica: Replica, ids: list[int], start: int, temperature: float) -> list[float]:
-        async with replica.busy(len(ids)):
-            await self.bring_up_to_date(replica)
-            return await replica.client.score(ids, start, temperature)
+        try:
+            async with replica.busy(len(ids)):
+                await self.bring_up_to_date(replica)
+                return await replica.client.score(ids, start, temperature)
+        except InferenceError as error:
+            # Here, not in `score`: whoever removes it ends its probe, and goes on before that does.
+            self._out_of_service(replica, error)
+            raise
+        finally:
+            await self._tell_remover(replica)
 
     async def add(self, client: VLLMClient) -> None:
         """One more replica, in service once it has the weights."""
@@ -470,6 +473,11 @@ class Fleet(ModelClient):
             log.warning("%s is in service again.", replica.url)
             await self._notify()
             return
+
+    async def _tell_remover(self, replica: Replica) -> None:
+        """A call of the replica is over, and `remove` may wait for it."""
+        if replica.is_leaving:
+            await self._notify()
 
     async def _notify(self) -> None:
         async with self._service:
