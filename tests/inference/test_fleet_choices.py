@@ -33,6 +33,8 @@ class Client(VLLMClient):
 
     num_failures = 0
     spoils = False
+    heard_ids: Sequence[int] = ()
+    """That it says before it fails."""
 
     def __init__(self, number: int, tokenizer: HuggingFaceTokenizer) -> None:
         super().__init__(f"http://127.0.0.1:{number}/v1", tokenizer)
@@ -87,6 +89,7 @@ class Client(VLLMClient):
         if self.num_failures:
             self.num_failures -= 1
             answer.is_spoiled = self.spoils
+            answer.ids += self.heard_ids
             raise InferenceError("out of memory")
         return ModelOutput(text="", prompt_ids=answer.prompt_ids, completion_ids=[9])
 
@@ -244,6 +247,25 @@ async def test_an_answer_goes_on_elsewhere_unless_its_tokens_are_of_other_weight
         fleet.replicas[1].is_up = True
         fleet.replicas[1].num_tokens = 1
         assert (await call).completion_ids == [9]
+    await fleet.close()
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+async def test_an_answer_that_follows_a_grammar_begins_anew_elsewhere_or_fails_where_some_of_it_was_heard(
+    tokenizer: HuggingFaceTokenizer, is_heard: bool
+) -> None:
+    clients = [Client(number, tokenizer) for number in range(2)]
+    clients[0].num_failures, clients[0].heard_ids = 1, [7, 8]
+    fleet = fleet_of(clients)
+    followed = SamplingParams(max_tokens=4, grammar="start: /a*/")
+    call = fleet.generate_ids([5], followed, on_piece=(lambda piece: None) if is_heard else None)
+    if is_heard:
+        with pytest.raises(InferenceError, match="out of memory"):
+            await call
+        assert clients[1].answers == []
+    else:
+        assert (await call).completion_ids == [9]
+        assert [answer.ids for answer in clients[1].answers] == [[]]
     await fleet.close()
 
 

@@ -61,6 +61,12 @@ class AnswerParts:
             is_first=not self.ids,
         )
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another part may follow what has arrived."""
+        # A server follows a grammar from the beginning of what it samples itself.
+        return not (self.is_spoiled or (self.sampling.grammar and self.ids))
+
     def finish(self) -> None:
         """Hand out the text that was held back, after the last part."""
         if self.stops.match is not None:

@@ -8,7 +8,8 @@
     out of service ──► asked every second ──► it answers again: the newest weights first, then calls
 
 Each token carries the version of the weights that its replica had. No call is lost to a replica that ends:
-its answer goes on elsewhere, behind what has arrived of it.
+its answer goes on elsewhere, behind what has arrived of it. One that follows a grammar begins anew there, or
+fails where somebody has heard some of it.
 """
 
 import asyncio
@@ -254,10 +255,11 @@ class Fleet(ModelClient):
             except InferenceError as error:
                 self._out_of_service(replica, error)
                 num_failures += 1
-                # Pieces that somebody has heard cannot be taken back: a spoiled answer with a listener fails.
-                if num_failures > len(self.replicas) or (answer.is_spoiled and on_piece is not None):
+                # Pieces that somebody has heard cannot be taken back: where nothing can follow them the call
+                # fails.
+                if num_failures > len(self.replicas) or (not answer.can_go_on and on_piece is not None):
                     raise
-                if answer.is_spoiled:
+                if not answer.can_go_on:
                     answer = begin()
                 self.num_moved += 1
             finally:
