@@ -220,6 +220,24 @@ async def test_an_answer_by_other_weights_than_were_given_is_refused_and_spoiled
         assert answer.is_spoiled is not bool(fields), "a version that is told is told before any token"
 
 
+async def test_what_arrived_before_other_weights_were_told_is_spoiled(
+    tokenizer: HuggingFaceTokenizer, model_dir: Path
+) -> None:
+    class Streaming(Server):
+        async def complete(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+            for each in self.chunks:
+                yield each
+
+    server = Streaming()
+    client = client_of(server, tokenizer)
+    await client.update_weights(model_dir, 7)
+    server.chunks = [chunk([8], reason=None), chunk([9], weight_version="6")]  # type: ignore[arg-type]
+    answer = client.begin([1], SamplingParams(max_tokens=2))
+    with pytest.raises(InferenceError, match="policy version 7"):
+        await client.go_on(answer)
+    assert (answer.ids, answer.is_spoiled) == ([8], True)
+
+
 VERSIONS: list[tuple[dict[str, Any], int | None]] = [
     ({}, None),
     ({"weight_version": "default"}, None),

@@ -112,6 +112,11 @@ class AnswerPart:
     """The ids that it was sent."""
     is_first: bool
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether some of it has arrived."""
+        return len(self.whole.prompt_ids) + len(self.whole.ids) > len(self.read_ids)
+
     def hear(self, chunk: dict[str, Any]) -> None:
         """A chunk of a stream, or a whole reply. Raises InferenceError for one that cannot be trusted."""
         if chunk.get("error"):

@@ -418,7 +418,7 @@ class VLLMClient(ModelClient):
                 if (chunk_policy_version := version_of(chunk)) is not None:
                     server_policy_version = chunk_policy_version
                     if self._has_given_weights:
-                        self._require_given_weights(version, chunk_policy_version)
+                        self._require_given_weights(part, version, chunk_policy_version)
                     if not self._adapters:  # with one, what it tells is the version of the weights beneath it
                         part.policy_version = chunk_policy_version
                 part.hear(chunk)
@@ -426,19 +426,18 @@ class VLLMClient(ModelClient):
                     break
         # Also where no chunk named a version: then nobody knows which weights sampled what has arrived.
         if self._has_given_weights:
-            try:
-                self._require_given_weights(version, server_policy_version)
-            except InferenceError:
-                answer.is_spoiled = True
-                raise
+            self._require_given_weights(part, version, server_policy_version)
         part.require_whole()
 
-    def _require_given_weights(self, policy_version: int, server_policy_version: int | None) -> None:
-        """Raises InferenceError for an answer of other weights: a server that began anew while nobody asked
-        it has those of its first start."""
+    def _require_given_weights(
+        self, part: AnswerPart, policy_version: int, server_policy_version: int | None
+    ) -> None:
+        """Raises InferenceError for an answer of other weights, which spoils what has arrived of this part: a
+        server that began anew while nobody asked it has those of its first start."""
         if server_policy_version == policy_version:
             self._tells_version = True
         elif server_policy_version is not None or self._tells_version:
+            part.whole.is_spoiled |= part.has_tokens
             raise InferenceError(
                 f"The server at {self.base_url} was given policy version {policy_version} and answers by "
                 f"{'others' if server_policy_version is None else server_policy_version}: it began anew, or "
