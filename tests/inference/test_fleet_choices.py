@@ -329,8 +329,7 @@ async def test_one_that_leaves_ends_its_scores_as_well(tokenizer: HuggingFaceTok
     await until(lambda: bool(clients[0].temperatures))
     removal = asyncio.create_task(fleet.remove(leaving.url))
     await until(lambda: leaving.is_leaving)
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert not removal.done()
     clients[0].may_answer.set()
     assert await scores == [-1.0, -2.0]
@@ -355,6 +354,28 @@ async def test_a_check_of_all_takes_those_out_that_do_not_answer_and_ends_their_
     assert [replica.is_up for replica in fleet.replicas] == [False, True]
     assert (await call).completion_ids == [9]
     assert (len(clients[1].prompts), fleet.num_moved) == (1, 1)
+    await fleet.close()
+
+
+async def test_one_that_was_removed_during_a_check_is_not_asked_whether_it_is_back(
+    tokenizer: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Client):
+        async def check(self) -> Any:
+            await self.may_answer.wait()
+            raise InferenceError("closed")
+
+    monkeypatch.setattr(fleet_module, "PROBE_EVERY_S", 60.0)
+    clients = [Client(0, tokenizer), Slow(1, tokenizer)]
+    fleet = fleet_of(clients)
+    leaving = fleet.replicas[1]
+    clients[1].may_answer.clear()
+    check = asyncio.create_task(fleet.check())
+    await asyncio.sleep(0)
+    await fleet.remove(leaving.url)
+    clients[1].may_answer.set()
+    await check
+    assert leaving.probe is None
     await fleet.close()
 
 
@@ -426,6 +447,24 @@ async def test_one_that_is_added_has_the_weights_first_where_there_are_some(
     await adapters.generate_ids([5], ASK)
     assert clients[0].weights == [("adapter publish-1", 6)]
     await adapters.close()
+
+
+async def test_one_that_is_not_given_the_weights_is_not_added_and_nobody_asks_for_it(
+    tokenizer: HuggingFaceTokenizer, tmp_path: Path
+) -> None:
+    class Full(Client):
+        async def update_weights(self, directory: Path, policy_version: int) -> None:
+            raise InferenceError("out of memory")
+
+    clients = [Client(0, tokenizer), Full(1, tokenizer)]
+    fleet = fleet_of(clients[:1], tmp_path / "weights")
+    fleet.publish(1)
+    tasks = asyncio.all_tasks()
+    with pytest.raises(InferenceError, match="out of memory"):
+        await fleet.add(clients[1])
+    assert asyncio.all_tasks() == tasks
+    assert (fleet.num_in_service, clients[1].ends) == (1, ["left", "closed"])
+    await fleet.close()
 
 
 async def test_weights_that_are_sent_are_held_meanwhile(tokenizer: HuggingFaceTokenizer) -> None:

@@ -306,10 +306,15 @@ class Fleet(ModelClient):
             await self._tell_remover(replica)
 
     async def add(self, client: VLLMClient) -> None:
-        """One more replica, in service once it has the weights."""
+        """One more replica, in service once it has the weights. Where it cannot have them the client is
+        closed."""
         replica = Replica(client)
         if self._num_publishes:
-            await self.bring_up_to_date(replica)
+            try:
+                await self.bring_up_to_date(replica)
+            except BaseException:
+                await _end(replica)
+                raise
         self.replicas.append(replica)
         await self._notify()
 
@@ -457,8 +462,10 @@ class Fleet(ModelClient):
         try:
             await replica.client.check()
         except InferenceError as error:
-            self._out_of_service(replica, error)
-            replica.give_up()
+            # It may have been removed meanwhile, and its client closed: nobody would end a probe of it.
+            if replica in self.replicas:
+                self._out_of_service(replica, error)
+                replica.give_up()
 
     async def _probe(self, replica: Replica) -> None:
         """Until it answers again: whatever it was, it may have begun anew, with its first weights."""
