@@ -9,6 +9,7 @@ import pytest
 
 from rllm.inference.scripted import ScriptedAnswer, ScriptedClient, ScriptedSession
 from rllm.rendering.chat import ChatRenderer, Conversation, SegmentReason
+from rllm.rendering.conversations import ConversationTree
 from rllm.trainer.samples import trajectory_rows
 from rllm.types.episode import Step, Trajectory
 from rllm.types.messages import Message, SamplingParams
@@ -209,6 +210,27 @@ def test_the_end_token_that_a_model_wrote_is_not_repeated(toy: Toy) -> None:
         ]
     )
     assert tokenizer.end_id not in [second for first, second in pairwise(ids) if first == tokenizer.end_id]
+
+
+@pytest.mark.parametrize("text", ["Up", "Up\n"])  # a stop text ended it, or its length
+def test_a_new_line_that_was_answered_does_not_stand_for_the_one_behind_answers(toy: Toy, text: str) -> None:
+    tokenizer = toy(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    renderer, ids = ChatRenderer(tokenizer), tokenizer.encode("Up\n")
+    first: Message = {"role": "user", "content": "a"}
+    answer: Message = {"role": "assistant", "content": text}
+    said: list[Message] = [first, answer, {"role": "user", "content": "b"}]
+    conversation = Conversation(renderer=renderer)
+    conversation.prompt([first])
+    conversation.record(ids, text)
+    assert conversation.prompt(said) == renderer.render(said)
+    tree = ConversationTree(renderer)
+    tree.record(tree.begin([first]), ids, answer)
+    turn = tree.begin(said)
+    assert turn.prompt_ids == renderer.render(said)
+    assert turn.num_kept > 0
 
 
 def test_a_prompt_that_is_asked_for_again_after_a_failure_is_the_same_prompt(toy: Toy) -> None:

@@ -95,12 +95,18 @@ class ChatRenderer:
         return ids if self._images is None else with_patches(ids, messages, self._images)
 
     def continuation(
-        self, completion_ids: Sequence[int], new_messages: Sequence[Message], tools: Tools = ()
+        self,
+        completion_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Tools = (),
+        *,
+        answer: Message | None = None,
     ) -> list[int]:
         """Ids to append after a sampled answer so that it is closed, `new_messages` are said and an answer is
         asked for.
 
-        An end token that the model already wrote is not repeated.
+        An end token that the model already wrote is not repeated. `answer`: the message that the sampled
+        answer is in the conversation.
         """
         plain, size = (None, 0) if tools else _plain_of(new_messages)
         if plain is None:
@@ -112,9 +118,19 @@ class ChatRenderer:
             tail = self._tail(plain)
         if self._images is not None:
             tail = with_patches(tail, new_messages, self._images)
-        if completion_ids and tail and completion_ids[-1] == tail[0]:
-            return list(tail[1:])
-        return list(tail)
+        if not completion_ids or not tail or completion_ids[-1] != tail[0]:
+            return list(tail)
+        return list(tail if self._is_said(completion_ids[-1], answer) else tail[1:])
+
+    def _is_said(self, last_id: int, answer: Message | None) -> bool:
+        """Whether the last token of an answer is blank text of the answer itself, as where it was cut off
+        behind a line, and so does not end it."""
+        content = None if answer is None else answer.get("content")
+        # First, because hardly any answer ends so.
+        if not isinstance(content, str) or not content[-1:].isspace():
+            return False
+        text = self.tokenizer.decode([last_id])
+        return text.isspace() and content.endswith(text)
 
     def appends(self, new_messages: Sequence[Message], tools: Tools = ()) -> bool:
         """Whether `continuation` says what a whole rendering would: whether all text before stays as it is.
@@ -383,7 +399,9 @@ class Conversation:
             return cast("list[int]", self.ids)
         new = self._new_messages(messages)
         if new is not None and same_tools and self._appends(new, tool_list):
-            self.ids = self.ids.followed_by(self.renderer.continuation(self._completion_ids, new, tool_list))
+            answer = messages[len(self._messages)]
+            new_ids = self.renderer.continuation(self._completion_ids, new, tool_list, answer=answer)
+            self.ids = self.ids.followed_by(new_ids)
         else:
             if self.num_segments:
                 self.segment_reason = (

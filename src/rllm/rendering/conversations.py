@@ -176,7 +176,9 @@ class ConversationTree:
         elif not self.renderer.appends(messages[place:], tools):
             conversation, reason = answer.prompt.conversation, SegmentReason.TEMPLATE_NOT_INCREMENTAL
         else:
-            new_ids = self.renderer.continuation(answer.ids, messages[place:], tools)
+            new_ids = self.renderer.continuation(
+                answer.ids, messages[place:], tools, answer=messages[place - 1]
+            )
             return _Prompt(
                 conversation=answer.prompt.conversation,
                 segment=answer.prompt.segment,
