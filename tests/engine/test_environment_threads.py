@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +134,49 @@ async def test_a_call_that_a_thread_does_not_end_leaves_its_place_to_another(
     with pytest.raises(TimeoutError, match=r"within 0\.02 s"):
         await stuck
     assert await later == "answered"
+    pool.close()
+
+
+async def test_a_call_that_ends_as_its_time_is_up_leaves_the_next_one_its_limit(
+    release: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    settled: Callable[[Callable[[], bool]], Any],
+) -> None:
+    may_go_on = threading.Event()
+
+    class HeldUp(deque[Any]):
+        """Keeps a thread between the end of its call and the next."""
+
+        def append(self, item: Any) -> None:
+            super().append(item)
+            may_go_on.wait(20)
+
+    pool = EnvironmentPool(1)
+    pool._done = HeldUp()
+    with monkeypatch.context() as patched:
+        patched.setattr(environment_pool, "TICK_S", 3600.0)
+        call = pool.call(str, timeout_s=0.0)
+        await settled(lambda: bool(pool._done))
+        pool._tick()
+    may_go_on.set()
+    await asyncio.gather(call, return_exceptions=True)
+    await settled(lambda: not pool._done)
+    with pytest.raises(TimeoutError, match=r"within 0\.02 s"):
+        await pool.call(release.wait, 0.3, timeout_s=0.02)
+    pool.close()
+
+
+async def test_what_an_async_method_returns_too_late_is_closed(
+    release: threading.Event, settled: Callable[[Callable[[], bool]], Any]
+) -> None:
+    async def step() -> None:
+        return None
+
+    coroutine, pool = step(), EnvironmentPool(1)
+    with pytest.raises(TimeoutError):
+        await pool.call(lambda: release.wait() and coroutine, timeout_s=0.02)
+    release.set()
+    await settled(lambda: inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED)
     pool.close()
 
 

@@ -72,8 +72,9 @@ class EnvironmentPool:
         self._wake_up_sent = False
         self._mean_s = 0.0
         """The mean duration of jobs, the newest counting most."""
-        self._num_out = 0
-        """Calls that have been made and not settled."""
+        self._out: set[_Job] = set()
+        """Calls that have been made and not settled. A set and no number: one that `_tick` refuses as its
+        thread ends it is settled twice."""
         self._timer: asyncio.TimerHandle | None = None
 
     def call(self, fn: Callable[..., T], *args: Any, timeout_s: float) -> "asyncio.Future[T]":
@@ -92,7 +93,7 @@ class EnvironmentPool:
                 except RuntimeError:
                     self._waiting.remove(job)
                     raise
-        self._num_out += 1
+        self._out.add(job)
         # No tick while nothing is out: an idle pool takes nothing of the loop's time.
         if self._timer is None:
             self._timer = self._loop.call_later(TICK_S, self._tick)
@@ -139,11 +140,11 @@ class EnvironmentPool:
                     self._waiting.clear()
         for job in late:
             self._refuse([job], TimeoutError(f"The environment did not answer within {job.timeout_s:g} s."))
-        self._timer = self._loop.call_later(TICK_S, self._tick) if self._num_out else None
+        self._timer = self._loop.call_later(TICK_S, self._tick) if self._out else None
 
     def _refuse(self, jobs: Iterable[_Job], error: Exception) -> None:
         for job in jobs:
-            self._num_out -= 1
+            self._out.discard(job)
             if not job.future.done():
                 job.future.set_exception(error)
 
@@ -181,9 +182,6 @@ class EnvironmentPool:
                     error.__cause__ = user_error
                 # Without the lock: an update that is lost only changes when threads are woken.
                 self._mean_s += 0.1 * (time.monotonic() - worker.started_at - self._mean_s)
-            # `_tick` has refused the job and taken it out of the count.
-            if worker.is_replaced:
-                return
             self._done.append((job, result, error))
             if self._wake_up_sent:
                 continue
@@ -200,7 +198,7 @@ class EnvironmentPool:
             if not self._done:
                 return
             job, result, error = self._done.popleft()
-            self._num_out -= 1
+            self._out.discard(job)
             if job.future.done():
                 if inspect.iscoroutine(result):  # of an async method, which nobody waits for any more
                     result.close()
