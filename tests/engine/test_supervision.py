@@ -281,6 +281,23 @@ async def test_what_fails_while_saving_does_not_hide_the_stall(
     assert any("no space left" in note for note in stall.value.__notes__)
 
 
+async def test_a_report_that_cannot_be_written_does_not_hide_the_stall(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "gone" / "stall.txt"
+
+    async def stand_still() -> None:
+        async with ProgressWatchdog(
+            Moving(), limit_s=5.0, report_path=path, clock=clock, check_every_s=0.001
+        ):
+            await _later_reads(clock, 1)
+            clock.now_s += 5.0
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(20.0):
+        with pytest.raises(StallError) as stall:
+            await stand_still()
+    assert any(str(path) in note for note in stall.value.__notes__)
+
+
 @pytest.mark.parametrize("kind", [LoopWatchdog, ProgressWatchdog])
 def test_a_limit_of_nothing_is_refused(kind: Any) -> None:
     arguments = () if kind is LoopWatchdog else (None,)

@@ -200,7 +200,10 @@ class ProgressWatchdog:
         report = f"{error}\n\n{_report(live, self._loop)}"
         _LOG.error("%s", report)
         if self._report_path is not None:
-            self._report_path.write_text(report)
+            try:
+                self._report_path.write_text(report)
+            except (OSError, ValueError) as write_error:  # a full disk, or text that is no Unicode
+                error.add_note(f"The stacks are only in the log: {write_error}")
         reaction = threading.Event()
 
         def end() -> None:
