@@ -158,6 +158,38 @@ async def test_a_retry_after_a_cancelled_call_is_a_new_sample(serve: Serve, scri
     assert states == ["ok", "ok", "partial"]
 
 
+async def test_a_call_that_ends_late_leaves_its_key_to_the_call_that_has_it_now(
+    serve: Serve, scripted: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway: Gateway = await serve(lambda request: scripted.Say(hold=hold))
+    policy, hold, lets_go = gateway.policy, asyncio.Event(), asyncio.Event()
+    answer = policy.answer
+
+    async def slow_to_end(*args: Any) -> Any:
+        try:
+            return await answer(*args)
+        except asyncio.CancelledError:
+            await lets_go.wait()
+            raise
+
+    monkeypatch.setattr(type(policy), "answer", lambda self, *args: slow_to_end(*args))
+    key = {"Idempotency-Key": "k"}
+    async with aiohttp.ClientSession() as http:
+        lost = asyncio.create_task(ask(http, gateway, key))
+        await eventually(lambda: policy.in_flight)
+        lost.cancel()
+        await eventually(lambda: policy.cancelled)
+        second = asyncio.create_task(ask(http, gateway, key))
+        await eventually(lambda: policy.in_flight)
+        lets_go.set()
+        await eventually(lambda: gateway.num_in_flight == 1)
+        third = asyncio.create_task(ask(http, gateway, key))
+        await eventually(lambda: gateway.counts.num_retries or policy.in_flight == 2)
+        hold.set()
+        assert await third == await second
+    assert len(policy.requests) == 2
+
+
 async def test_an_answer_whose_client_left_while_it_was_written_is_kept_for_the_retry(serve: Serve) -> None:
     gateway: Gateway = await serve()
     append, on_disk = gateway.ledger.append, asyncio.Event()

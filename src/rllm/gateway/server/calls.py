@@ -210,7 +210,7 @@ class Calls:
         if call.is_ending or call.cancelled_because is not None:
             return
         call.cancelled_because = because
-        self.retries.end(call.key)  # a retry that comes from here on is a call of its own
+        self.retries.end(call.key, call)  # a retry that comes from here on is a call of its own
         self.retries.note_loss(call.digest)
         if call.has_begun and call.task is not None:  # a task cancelled before its first step never takes it
             call.task.cancel()
@@ -256,7 +256,7 @@ class Calls:
         finally:
             self._in_flight.discard(call)
             call.session.in_flight.discard(call)
-            self.retries.end(call.key)
+            self.retries.end(call.key, call)
             self._settle(call, gateway_closed() if outcome is None else outcome)
 
     def _settle(self, call: ClientCall, outcome: Answer | RequestRefused) -> None:
@@ -346,7 +346,7 @@ class Calls:
             # to be taken: by calls before a restart, or by requests that it has forgotten.
             if call.key.startswith("i-"):
                 raise
-            self.retries.end(call.key)
+            self.retries.end(call.key, call)
             call.key = self.retries.unused_key(session.id, call.digest)
             self.retries.begin(call.key, call)
             for record in records:

@@ -74,8 +74,10 @@ class Retries(Generic[CallT]):
     def begin(self, key: str, call: CallT) -> None:
         self._in_flight[key] = call
 
-    def end(self, key: str) -> None:
-        self._in_flight.pop(key, None)
+    def end(self, key: str, call: CallT) -> None:
+        """A cancelled call may end late: its key may be that of its retry by then, which keeps it."""
+        if self._in_flight.get(key) is call:
+            del self._in_flight[key]
 
     def note_loss(self, digest: bytes) -> None:
         """A call ended without an answer: its retry is a call of its own."""
