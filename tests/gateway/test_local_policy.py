@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rllm.types.wire import Answer, CallRecord, CallRequest, Choice, Dialect, Pi
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_upstream import Session
+from polling import eventually
 
 WEATHER = {
     "type": "function",
@@ -124,6 +126,37 @@ def test_a_session_counts_a_bounded_number_of_prompts(monkeypatch: pytest.Monkey
     state = SessionState()
     assert [state.num_asked(digest) for digest in (b"a", b"b", b"a", b"c", b"a")] == [0, 0, 1, 0, 2]
     assert state.num_asked(b"b") == 0, "the one that was asked longest ago was forgotten"
+
+
+async def test_calls_of_a_session_are_prepared_one_after_the_other_also_where_one_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy, session = LocalPolicy(ScriptedClient(lambda messages: "a"), "m"), Session()
+    prepare, may_end = policy._prepare, threading.Event()
+    events: list[str] = []
+
+    def noted(request: CallRequest, *more: Any) -> Any:
+        kind = "long" if len(request.messages[0]["content"]) > 9 else "short"
+        events.append(f"{kind} begins")
+        if kind == "long":
+            may_end.wait(20)
+        prepared = prepare(request, *more)
+        events.append(f"{kind} ends")
+        return prepared
+
+    await policy.answer(ask("first"), session)
+    monkeypatch.setattr(policy, "_prepare", noted)
+    long = asyncio.create_task(policy.answer(ask("a " * 4500), session))
+    await eventually(lambda: events)
+    long.cancel()
+    short = asyncio.create_task(policy.answer(ask("b"), session))
+    await asyncio.wait({short}, timeout=0.1)
+    may_end.set()
+    await short
+    await asyncio.wait({long})
+    assert events == ["long begins", "long ends", "short begins", "short ends"]
+    assert long.cancelled()
+    await policy.close()
 
 
 async def test_a_request_with_a_seed_is_repeatable(policy: LocalPolicy) -> None:

@@ -22,10 +22,18 @@ class OffLoop:
         self._thread: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[[*_A], _R], *arguments: *_A) -> _R:
-        """Cancelled while it waits for the thread, the work is never begun."""
+        """Cancelled while it waits for the thread, the work is never begun; later, its end is waited for, so
+        that a lock around it is held while it runs."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        under_way = self._thread.submit(work, *arguments)
+        outcome = asyncio.wrap_future(under_way)
+        try:
+            return await asyncio.shield(outcome)
+        except asyncio.CancelledError:
+            if not under_way.cancel():
+                await asyncio.wait({outcome})
+            raise
 
     def close(self) -> None:
         """Begin nothing more. The work under way ends by itself; nobody waits for it."""
