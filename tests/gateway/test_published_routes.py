@@ -11,7 +11,9 @@ import openai
 import pytest
 
 from rllm.gateway.server import Gateway
+from rllm.gateway.server.published import trace_data
 from rllm.gateway.upstream import UpstreamPolicy
+from rllm.types.wire import CallRecord
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_upstream as fake
@@ -54,6 +56,13 @@ async def test_a_trace_is_found_by_the_id_of_its_completion(serve: Serve) -> Non
         assert trace["messages"] == BODY["messages"]
         assert (await call("GET", "/traces/nonsense"))[0] == 404
         assert (await call("POST", f"/traces/{completion}"))[0] == 405
+
+
+def test_a_trace_has_the_version_of_the_tokens_that_were_sampled() -> None:
+    """A token that a grammar left no choice about has none."""
+    for policy_versions, oldest in (([-1, 5, 4], 4), ([-1, -1], None), ([3], 3), ([], None)):
+        trace = trace_data(CallRecord(id="x", session="s", policy_versions=policy_versions))
+        assert trace["weight_version"] == oldest
 
 
 async def test_traces_of_several_sessions_come_in_the_order_of_their_calls(serve: Serve) -> None:

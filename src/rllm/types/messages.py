@@ -1,5 +1,6 @@
 """The input and the output of a model call."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -136,10 +137,7 @@ class ModelOutput:
     @property
     def weight_version(self) -> int | None:
         """The oldest policy version among the sampled tokens; None when the server does not say."""
-        lowest = min(self.policy_versions, default=None)
-        if lowest is None or lowest >= 0:  # nearly always: no need to look at each of them in Python
-            return lowest
-        return min((version for version in self.policy_versions if version >= 0), default=None)
+        return oldest_version(self.policy_versions)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -154,3 +152,11 @@ class ModelOutput:
         ]
         fields["finish_reason"] = FinishReason(fields.get("finish_reason", FinishReason.STOP))
         return cls(**fields)
+
+
+def oldest_version(policy_versions: Sequence[int]) -> int | None:
+    """The lowest of the sampled tokens' versions; None where no token has one."""
+    lowest = min(policy_versions, default=None)
+    if lowest is None or lowest >= 0:  # nearly always: no need to look at each of them in Python
+        return lowest
+    return min((version for version in policy_versions if version >= 0), default=None)

@@ -24,6 +24,7 @@ from rllm.gateway.server.delivery import json_response
 from rllm.gateway.server.management import Management
 from rllm.gateway.server.paths import Endpoint, Route, session_id
 from rllm.gateway.server.sessions import SessionRegistry
+from rllm.types.messages import oldest_version
 from rllm.types.wire import CallRecord, CallStatus, Policy
 
 _MAX_SESSIONS = 1000
@@ -228,7 +229,7 @@ def trace_data(record: CallRecord) -> dict[str, Any]:
         "logprobs": record.logprobs,
         "routing_matrices": None,
         "finish_reason": record.finish_reason,
-        "weight_version": min(record.policy_versions, default=None),
+        "weight_version": oldest_version(record.policy_versions),
         "latency_ms": 1000.0 * record.latency_s,
         "token_counts": {"prompt": len(record.prompt_ids), "completion": len(record.completion_ids)},
         "timestamp": record.started_at,
