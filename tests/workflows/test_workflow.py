@@ -211,6 +211,36 @@ async def test_an_environment_that_is_ready_too_late_is_closed_all_the_same(play
     assert len(house.closed) == 1
 
 
+class SlowDoor(Door):
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self.house.closed.append(self)
+
+
+@pytest.mark.parametrize("in_thread", [True, False])
+async def test_an_environment_that_closes_asynchronously_is_closed_too_where_it_is_ready_too_late(
+    play: Play, in_thread: bool
+) -> None:
+    house = House()
+    house.may_open.set()
+    flows: list[Workflow] = []
+
+    class Over(Workflow):
+        def open(self) -> None:
+            self.env = SlowDoor(house)
+
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+            flows.append(self)
+
+    await play(Over, ["x"], TASK)
+    open_door: Callable[[], None] = flows[0].open  # type: ignore[attr-defined]
+    with pytest.raises(TimeoutError, match=r"SlowDoor .*ready .*after"):
+        await asyncio.to_thread(open_door) if in_thread else open_door()
+    async with asyncio.timeout(20.0):
+        while not house.closed:
+            await asyncio.sleep(0)
+
+
 # ---- programs as they are written for the published library ----------------------------------------------
 
 

@@ -9,9 +9,10 @@ what else it raises is turned into an outcome by the engine, and by nobody befor
 """
 
 import asyncio
+import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,6 +52,20 @@ class _Members:
     over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Between a thread that makes an environment and the engine, which may have given it up by then."""
+    closings: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+    """Those of environments that were ready too late; a loop itself keeps no task alive."""
+
+    def close(self, env: BaseEnv) -> None:
+        """In a thread of the workflow, or in the loop, where an async `close` goes on by itself."""
+        closing: Any = env.close()
+        if not inspect.isawaitable(closing):
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(_wait_for(closing))
+        else:
+            self.closings.append(loop.create_task(_wait_for(closing)))
 
 
 class Workflow(ABC):
@@ -187,7 +202,7 @@ class Workflow(ABC):
                     members.environments.append(env)
             # Outside the lock, because `close` is a user's code and may take long.
             if over:
-                env.close()
+                members.close(env)
                 raise TimeoutError(f"{type(env).__name__} was ready only after its attempt had ended.")
 
     def release_environments(self) -> list[BaseEnv]:
@@ -292,3 +307,7 @@ def _sum_up(trajectory: Trajectory, gamma: float) -> None:
 def _copy(trajectory: Trajectory, name: str) -> Trajectory:
     """As it is now: the agent may go on with its own."""
     return replace(trajectory, name=name, steps=[replace(step) for step in trajectory.steps])
+
+
+async def _wait_for(awaitable: Awaitable[None]) -> None:
+    await awaitable
