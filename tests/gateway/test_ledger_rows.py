@@ -324,6 +324,21 @@ def test_a_number_of_a_kind_of_its_own_that_json_cannot_hold_is_refused() -> Non
             stored_and_read([CallRecord(id="c", session="lake", sampling={"p": value})])
 
 
+def test_what_json_cannot_hold_is_refused_also_where_an_earlier_call_had_null() -> None:
+    def call(value: float | None) -> CallRecord:
+        message = {"role": "user", "content": [{"score": value}]}
+        return CallRecord(id="x", session="lake", messages=[message], tools=[{"default": value}])
+
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="messages"):
+            stored_and_read([call(None), call(value)])
+    with_nan = call(None)
+    with_nan.tools = call(float("nan")).tools
+    with pytest.raises(ValueError, match="tools"):
+        stored_and_read([call(None), with_nan])
+    assert stored_and_read([call(None), call(None)])[0] == [call(None), call(None)]
+
+
 def test_tools_are_the_earlier_calls_only_where_they_are_equal() -> None:
     one, two = [{"name": "one"}], [{"name": "two"}]
     said = [{"role": "user", "content": "a" * 100}]

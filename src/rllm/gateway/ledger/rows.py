@@ -148,16 +148,18 @@ def encode_call(record: CallRecord, tips: Iterable[Tip]) -> EncodedCall:
     )
     prefix = beginning.kept_of(tips)
 
-    # What is kept is equal, as JSON, to what was checked when it was stored.
-    for message in record.messages[prefix.messages :]:
-        require_json(message, where, "messages")
+    # What is kept is equal, as JSON, to what was checked when it was stored. But NaN is written as null.
+    for index, message in enumerate(record.messages):
+        if index >= prefix.messages or b"null" in messages[index]:
+            require_json(message, where, "messages")
     require_json(record.response, where, "response")
     small = _small_fields(record, where)
     members = [b'"messages":[%b]' % b",".join(messages[prefix.messages :]), b'"response":%b' % response]
+    if not prefix.tools or b"null" in tools:
+        require_json(record.tools, where, "tools")
     if prefix.tools:
         small["tools_kept"] = True
     elif tools:
-        require_json(record.tools, where, "tools")
         members.append(b'"tools":%b' % tools)
     if record.prompt is not None:
         small["prompt_is_text"] = isinstance(record.prompt, str)
