@@ -8,6 +8,7 @@ import pytest
 
 from rllm.errors import ConfigError, StorageError
 from rllm.tracking import JsonlTracker, read_metrics, truncate_after
+from rllm.tracking.jsonl import read_metrics_after
 
 ORDER = ["untrained", "train", "after"]
 
@@ -96,6 +97,19 @@ def test_lines_beyond_the_resume_point_are_dropped(path: Path, phase: str, step:
     path.write_bytes(b"".join(lines) + b'{"torn')
     truncate_after(path, ORDER, phase, step)
     assert path.read_bytes() == b"".join(lines[:num_kept])
+
+
+def test_a_file_that_was_cut_and_has_grown_since_is_read_from_its_beginning(path: Path) -> None:
+    _write_run(path)
+    lines, start, end = read_metrics_after(path, 0)
+    assert (len(lines), start, end) == (5, 0, path.stat().st_size)
+    truncate_after(path, ORDER, "train", 1)
+    tracker = JsonlTracker(path)
+    tracker.log(2, "train", {"note": "a" * end})
+    tracker.close()
+    assert read_metrics_after(path, end) == (read_metrics(path), 0, path.stat().st_size)
+    end = path.stat().st_size
+    assert read_metrics_after(path, end) == ([], end, end)
 
 
 def test_a_run_without_metrics_has_nothing_to_drop(path: Path) -> None:

@@ -75,15 +75,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return read_metrics_after(path, 0)[0]
 
 
-def read_metrics_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The lines behind the first `offset` bytes, and where they end: for one who reads on while a run writes.
+def read_metrics_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], int, int]:
+    """The lines behind the first `offset` bytes, and where they start and end: for one who reads on while a
+    run writes.
 
-    A file that is shorter than that was cut by a resumed run: it is read from its beginning.
+    A file of which no line ends there was cut by a resumed run: it is read from its beginning.
     """
     if not path.is_file():
-        return [], 0
+        return [], 0, 0
     with path.open("rb") as file:
-        start = offset if offset <= file.seek(0, os.SEEK_END) else 0
+        file.seek(max(offset - 1, 0))
+        start = offset if file.read(1) == b"\n" else 0
         file.seek(start)
         text = file.read()
     whole = text[: text.rfind(b"\n") + 1]
@@ -100,7 +102,7 @@ def read_metrics_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], i
                 f"{where} is no metrics line (no text `phase` and whole number `step`); delete that line."
             )
         metrics.append(fields)
-    return metrics, start + len(whole)
+    return metrics, start, start + len(whole)
 
 
 def truncate_after(path: Path, phase_order: Sequence[str], phase: str, step: int) -> None:

@@ -59,13 +59,13 @@ def run_page(sources: Sources, query: Query) -> dict[str, Any]:
     """One run; with `after`, a byte of metrics.jsonl, only the lines behind it."""
     run = sources.run(query.text("run"))
     after = query.number("after", 0)
-    lines, offset = read_metrics_after(run.metrics_path, after)
+    lines, start, offset = read_metrics_after(run.metrics_path, after)
     facts = facts_of(run)
     train = [line for line in metrics_of(run) if line["phase"] == TRAIN_PHASE]
     page: dict[str, Any] = {
         "facts": facts.to_dict(),
         "series": series_of(lines),
-        "after": after if offset >= after else 0,
+        "after": start,
         "offset": offset,
         "alarms": [alarm.to_dict() for alarm in alarms_of(train, run.config())],
         "lost_pid": run.lost_writer_pid,
