@@ -79,8 +79,11 @@ def test_a_sink_that_cannot_be_opened_or_hangs_holds_nobody_up(
     def refuse() -> Flaky:
         raise PermissionError("no such project")
 
-    give(BufferedSink(refuse, "closed", sleep=lambda wait_s: None))
+    closed = BufferedSink(refuse, "closed", sleep=lambda wait_s: None)
+    give(closed)
     assert "(PermissionError: no such project)" in caplog.text
+    assert " 3 lines" in caplog.text
+    assert closed.num_failed == 0, "no line was tried"
     monkeypatch.setattr("rllm.tracking.sinks.CLOSE_S", 0.05)
     monkeypatch.setattr("rllm.tracking.sinks.MAX_WAITING", 2)
     hangs = threading.Event()

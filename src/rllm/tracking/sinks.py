@@ -135,8 +135,12 @@ class BufferedSink:
                 try:
                     self._retried(partial(sink.log, step, phase, metrics))
                 except Exception as error:  # noqa: BLE001  whatever a foreign program raises
-                    self._complain(error)
+                    self.num_failed += 1
+                    self._is_down = True
+                    if self.num_failed == 1:
+                        self._complain(error)
         except Exception as error:  # noqa: BLE001  it cannot be opened
+            self._is_down = True
             self._complain(error)
         finally:
             close = getattr(sink, "close", None)
@@ -172,9 +176,4 @@ class BufferedSink:
             self._changed.wait_for(lambda: self._closing, wait_s)
 
     def _complain(self, error: Exception) -> None:
-        self.num_failed += 1
-        self._is_down = True
-        if self.num_failed == 1:
-            log.warning(
-                "%s takes no numbers (%s: %s); the run goes on.", self.name, type(error).__name__, error
-            )
+        log.warning("%s takes no numbers (%s: %s); the run goes on.", self.name, type(error).__name__, error)
