@@ -242,6 +242,8 @@ def test_arguments_become_an_object_and_themselves_again(subtests: pytest.Subtes
         ('{"city": ', {"_raw": '{"city": '}),
         ("[1, 2]", {"_raw": "[1, 2]"}),
         ("3", {"_raw": "3"}),
+        ('{"a": 1, "a": 2}', {"_raw": '{"a": 1, "a": 2}'}),
+        ('{"a": [{"b": 1, "b": 1}]}', {"_raw": '{"a": [{"b": 1, "b": 1}]}'}),
         ('{"_raw": "x"}', {"_raw": '{"_raw": "x"}'}),
         ('{"a": NaN}', {"_raw": '{"a": NaN}'}),
         ('{"a": 1e999}', {"_raw": '{"a": 1e999}'}),

@@ -30,11 +30,20 @@ def tool_input(arguments: str) -> dict[str, Any]:
         for _ in range(_DEEPER):
             inner = [inner]
         orjson.dumps(inner)
-        exact = orjson.loads(orjson.dumps(value)) == json.loads(arguments)  # not so beyond 64 bits
+        whole = json.loads(arguments, object_pairs_hook=_object_of)
+        exact = orjson.loads(orjson.dumps(value)) == whole  # not so beyond 64 bits
     except (ValueError, TypeError):  # no JSON, or JSON that cannot be written
         return {RAW: arguments}
     if not exact or not isinstance(value, dict) or _is_wrapped(value):
         return {RAW: arguments}
+    return value
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ValueError for a key that is there twice: only the last of its values would be left."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("A key is there twice.")
     return value
 
 
