@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from rllm.errors import PartialAnswer, RequestRefused
-from rllm.gateway.local import LocalPolicy, call
-from rllm.gateway.local.call import SessionState
+from rllm.errors import InferenceError, PartialAnswer, RequestRefused
+from rllm.gateway import draw_numbers
+from rllm.gateway.draw_numbers import DrawNumbers
+from rllm.gateway.local import LocalPolicy
 from rllm.inference.local.client import LocalClient
 from rllm.inference.scripted import ScriptedAnswer, ScriptedClient
 from rllm.models.builtin import create_model
@@ -122,10 +123,40 @@ async def test_the_same_prompt_asked_twice_is_answered_by_other_draws(policy: Lo
 
 
 def test_a_session_counts_a_bounded_number_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "MAX_PROMPTS", 2)
-    state = SessionState()
-    assert [state.num_asked(digest) for digest in (b"a", b"b", b"a", b"c", b"a")] == [0, 0, 1, 0, 2]
-    assert state.num_asked(b"b") == 0, "the one that was asked longest ago was forgotten"
+    monkeypatch.setattr(draw_numbers, "MAX_PROMPTS", 2)
+    numbers = DrawNumbers()
+    assert [numbers.take(digest) for digest in (b"a", b"b", b"a", b"c", b"a")] == [0, 0, 1, 0, 2]
+    numbers.give_back(b"b", 0)
+    assert numbers.take(b"b") == 0, "the one that was asked longest ago was forgotten"
+
+
+def test_the_number_of_a_call_that_failed_beside_others_is_that_of_the_next() -> None:
+    numbers = DrawNumbers()
+    taken = [numbers.take(b"a") for _ in range(3)]
+    for number in reversed(taken[:2]):
+        numbers.give_back(b"a", number)
+    assert [numbers.take(b"a") for _ in range(3)] == [0, 1, 3]
+
+
+async def test_a_call_that_failed_or_was_cancelled_is_drawn_again_as_if_it_had_not_been() -> None:
+    """So that failures do not change a run, also not after a restart: the ledger counts what was answered."""
+
+    async def seeds(policy: LocalPolicy, session: Session) -> list[int | None]:
+        return [(await policy.answer(ask("Hi"), session)).choices[0].seed for _ in range(2)]
+
+    held = ScriptedAnswer(text="a", wait_for=asyncio.Event().wait)
+    policy, session = (
+        LocalPolicy(ScriptedClient([InferenceError("down"), held, "a", "b"]), "m"),
+        Session(seed=7),
+    )
+    with pytest.raises(RequestRefused, match="down"):
+        await policy.answer(ask("Hi"), session)
+    cancelled = asyncio.create_task(policy.answer(ask("Hi"), session))
+    await eventually(lambda: policy.health()["in_flight"])
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    undisturbed = LocalPolicy(ScriptedClient(["a", "b"]), "m")
+    assert await seeds(policy, session) == await seeds(undisturbed, Session(seed=7))
 
 
 async def test_calls_of_a_session_are_prepared_one_after_the_other_also_where_one_is_cancelled(

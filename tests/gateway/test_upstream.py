@@ -288,6 +288,19 @@ async def test_a_gateway_that_sends_no_seeds_refuses_a_call_that_names_one(
     assert len(server.bodies) == 1
 
 
+async def test_a_call_that_failed_is_sent_the_same_seed_when_it_is_asked_again(
+    server: Any, connect: Connect
+) -> None:
+    policy, session = await connect(), fake.Session(seed=7)
+    server.script = [fake.refuse(500)]
+    with pytest.raises(RequestRefused):
+        await policy.answer(fake.chat("hi"), session)
+    for _ in range(2):
+        await policy.answer(fake.chat("hi"), session)
+    failed, again, next_one = [body["seed"] for body in server.bodies]
+    assert again == failed != next_one
+
+
 async def test_draws_go_on_where_they_were_when_a_session_is_remembered_from_the_ledger(
     server: Any, connect: Connect
 ) -> None:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rllm.gateway.draw_numbers import DrawNumbers
 from rllm.gateway.local.token_requests import TEMPLATE_VARIABLES, Reader
 from rllm.inference.client import TokenPiece
 from rllm.rendering.chat import ChatRenderer
-from rllm.rendering.conversation_index import put_bounded
 from rllm.rendering.conversations import ConversationTree, Turn
 from rllm.rendering.tools import ParsedAnswer, StreamEvent
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, TopLogprobs
@@ -33,8 +33,6 @@ from rllm.types.wire import (
 )
 
 _MAX_TREES = 16
-MAX_PROMPTS = 8192
-"""That are counted, of one session."""
 
 
 @dataclass(slots=True)
@@ -47,8 +45,9 @@ class SessionState:
     """Held while the tree is read or changed, perhaps by the thread for large prompts."""
     is_restored: bool = False
     """The calls that are in the ledger were replayed."""
-    _times_asked: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    """By digest of the prompt, the one that was asked last at the end."""
+    draw_numbers: DrawNumbers = field(default_factory=DrawNumbers)
+    """By `digest_of` the prompt's ids. Only the thread that replays calls and, from then on, the loop change
+    them."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     """Numbers of the conversations in all trees."""
 
@@ -62,21 +61,13 @@ class SessionState:
         self.trees.move_to_end(key)
         return tree
 
-    def num_asked(self, digest: bytes) -> int:
-        """The number of earlier prompts with this digest: asked again, the same prompt is given other
-        draws."""
-        times = self._times_asked.pop(digest, 0)
-        put_bounded(self._times_asked, digest, times + 1, MAX_PROMPTS)
-        return times
-
     def replay(self, record: CallRecord, renderer_for: Callable[[Mapping[str, Any]], ChatRenderer]) -> None:
         """A call from the ledger, as if it had just been answered."""
         if record.status is not CallStatus.OK or not record.prompt_ids:
             return
-        digest = hashlib.blake2b(array("q", record.prompt_ids).tobytes(), digest_size=16).digest()
         # Once a call, as when it was answered, whatever number of choices it has.
         if record.choice == 0:
-            self.num_asked(digest)
+            self.draw_numbers.take(digest_of(record.prompt_ids))
         if record.prompt is None:
             variables = record.sampling.get(TEMPLATE_VARIABLES, {})
             tree = self.tree_for(renderer_for(variables), variables)
@@ -85,6 +76,10 @@ class SessionState:
                 key: value for key, value in record.response.items() if key != "reasoning_content"
             }
             tree.record(turn, record.completion_ids, message)
+
+
+def digest_of(prompt_ids: Sequence[int]) -> bytes:
+    return hashlib.blake2b(array("q", prompt_ids).tobytes(), digest_size=16).digest()
 
 
 @dataclass(slots=True)
@@ -96,6 +91,8 @@ class LocalCall:
     turn: Turn | None
     """None for text completions, which belong to no conversation."""
     prompt_ids: list[int]
+    digest: bytes
+    """The `digest_of` the prompt's ids."""
     samplings: list[SamplingParams]
     """One per choice."""
     sends_seeds: bool

@@ -9,10 +9,8 @@ enforced while sampling or refused with a 400: nothing is taken and then ignored
 """
 
 import asyncio
-import hashlib
 import json
 import time
-from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -26,7 +24,7 @@ from rllm.errors import (
     RequestRefused,
 )
 from rllm.gateway.dialects.openai_fields import require_no_seed
-from rllm.gateway.local.call import ChoiceStream, LocalCall, SessionState
+from rllm.gateway.local.call import ChoiceStream, LocalCall, SessionState, digest_of
 from rllm.gateway.local.token_requests import (
     TEMPLATE_VARIABLES,
     grammar_of,
@@ -153,13 +151,24 @@ class LocalPolicy:
         async with state.lock:
             thread = self._thread_for(chars if state.is_restored else _HISTORY)
             call = await thread.run(self._prepare, request, session, state)
-        # Without the lock: calls of one session sample side by side. Only reading and changing its
-        # conversations goes one after the other.
+        number = state.draw_numbers.take(call.digest)
+        call.samplings = [
+            replace(sampling, seed=_seed(request, session.seed, call.digest, number, index))
+            for index, sampling in enumerate(call.samplings)
+        ]
         self._in_flight += 1
         try:
-            outputs = await self._sample(call, emit)
+            return await self._answer(call, state, emit)
+        except BaseException:
+            state.draw_numbers.give_back(call.digest, number)
+            raise
         finally:
             self._in_flight -= 1
+
+    async def _answer(self, call: LocalCall, state: SessionState, emit: Emit | None) -> Answer:
+        # Without the lock: calls of one session sample side by side. Only reading and changing its
+        # conversations goes one after the other.
+        outputs = await self._sample(call, emit)
         if call.turn is not None:
             async with state.lock:
                 # Recorded once all of it is whole: a call that failed leaves no answer that a later prompt
@@ -227,18 +236,14 @@ class LocalPolicy:
                 prompt_ids = self._render(request)
         except ConfigError as error:  # the chat template refuses the conversation
             raise RequestRefused(str(error), param="messages") from error
-        digest = hashlib.blake2b(array("q", prompt_ids).tobytes(), digest_size=16).digest()
-        times_asked = state.num_asked(digest)
         sampling = self._sampling(request, session, prompt_ids, grammar)
         return LocalCall(
             request=request,
             tree=tree,
             turn=turn,
             prompt_ids=prompt_ids,
-            samplings=[
-                replace(sampling, seed=_seed(request, session.seed, digest, times_asked, index))
-                for index in range(request.n)
-            ],
+            digest=digest_of(prompt_ids),
+            samplings=[sampling] * request.n,
             sends_seeds=self._sends_seeds,
             reader=reader_of(request, tool_format, plain_format),
             tokenizer_text=self._token_text,
@@ -401,12 +406,12 @@ def _num_image_bytes(messages: Sequence[Message]) -> int:
     return sum(len(source_of(part)) for part in parts)
 
 
-def _seed(request: CallRequest, session_seed: int, digest: bytes, times_asked: int, index: int) -> int:
+def _seed(request: CallRequest, session_seed: int, digest: bytes, number: int, index: int) -> int:
     """The seed of one choice: the request's own, or derived from the session and the prompt, so that it does
     not depend on the order in which parallel calls arrive."""
     if request.seed is not None:
         return (request.seed + index) % 2**64
-    return draw_seed(session_seed, digest.hex(), times_asked, index, "choice")
+    return draw_seed(session_seed, digest.hex(), number, index, "choice")
 
 
 async def _all_of(works: Sequence[Awaitable[ModelOutput]]) -> list[ModelOutput]:

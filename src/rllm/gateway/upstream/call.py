@@ -23,6 +23,7 @@ from rllm.errors.redaction import bytes_without_keys, hints_at_key
 from rllm.gateway.dialects.base import StreamReader, UpstreamDialect
 from rllm.gateway.upstream.connections import Response
 from rllm.gateway.upstream.http import Dropped, HttpClient, SlowToConnect, TooLarge, Unreachable
+from rllm.gateway.upstream.seeds import SeedDraw
 from rllm.inference.sse import EventSplitter
 from rllm.types.messages import FinishReason
 from rllm.types.wire import Answer, CallRequest, Emit, Piece
@@ -60,8 +61,8 @@ class UpstreamCall:
     extras: Mapping[str, Any]
     """Fields of the body that are set for the session and that `CallRequest` does not know."""
     emit: Emit | None
-    seed: int | None = None
-    """Derived from the session's, for a request that names none; sent to servers that take one."""
+    draw: SeedDraw | None = None
+    """For a request that names no seed; its own is sent to servers that take one."""
     sent_seed: int | None = None
     """The last one that was sent, whoever chose it."""
     policy_version: int = 0
@@ -77,8 +78,8 @@ class UpstreamCall:
 
     def body(self, capture: frozenset[str]) -> bytes:
         body = self.dialect.body(self.request, capture=capture)
-        if "seed" in capture and self.seed is not None:
-            body = {**body, "seed": self.seed}
+        if "seed" in capture and self.draw is not None:
+            body = {**body, "seed": self.draw.seed}
         self.sent_seed = body.get("seed")
         try:
             return orjson.dumps({**body, **self.extras} if self.extras else body)

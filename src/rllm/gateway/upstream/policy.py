@@ -175,6 +175,10 @@ class UpstreamPolicy:
         self._in_flight += 1
         try:
             return await self._answer(call, session)
+        except BaseException:
+            if call.draw is not None:
+                _draws_of(session).give_back(call.draw)
+            raise
         finally:
             self._in_flight -= 1
 
@@ -206,8 +210,8 @@ class UpstreamPolicy:
             if not facts.is_probed:
                 await self._probe(upstream)
             # Once for all tries: a call that goes to another server draws the same.
-            if call.seed is None and call.request.seed is None and self._seeds(facts, call.request):
-                call.seed = _draws_of(session).seed_of(call.request, session.seed)
+            if call.draw is None and call.request.seed is None and self._seeds(facts, call.request):
+                call.draw = _draws_of(session).draw_of(call.request, session.seed)
             answer, server_policy_version, capture = await self._ask(call, upstream, facts)
         except PartialAnswer as partial:
             self.pool.note_trouble(upstream, str(partial))

@@ -1,55 +1,58 @@
 """Seeds for calls that name none, so that draws follow from the session and from what is asked.
 
-    session's seed, messages or prompt, tools ──Draws.seed_of──► seed
+    session's seed, messages or prompt, tools ──Draws.draw_of──► seed
 
 The order in which parallel calls arrive does not matter. Asked again in one session, the same prompt is given
-other draws, or a program that samples twice would get one answer twice.
+other draws, or a program that samples twice would get one answer twice; after a call that failed, the same.
 """
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from rllm.errors import RequestRefused
+from rllm.gateway.draw_numbers import DrawNumbers
 from rllm.types.draws import draw_seed
 from rllm.types.messages import Message
 from rllm.types.wire import CallRecord, CallRequest, CallStatus
 
-MAX_PROMPTS = 8192
-"""That are remembered, of one session."""
+
+class SeedDraw(NamedTuple):
+    """The draw of one call."""
+
+    digest: bytes
+    number: int
+    seed: int
+    """From 0 to 2^63 - 1."""
 
 
-@dataclass(slots=True)
 class Draws:
     """The requests of one session."""
 
-    _times_asked: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    def __init__(self) -> None:
+        self._numbers = DrawNumbers()
 
     @classmethod
     def from_history(cls, records: Iterable[CallRecord]) -> "Draws":
         """The state after the calls that are in the ledger."""
         draws = cls()
         for record in records:
-            # One of them a call: `seed_of` counts calls and not choices.
+            # One of them a call: `draw_of` counts calls and not choices.
             if record.status is CallStatus.OK and record.choice == 0:
-                draws._num_asked(_digest(record.messages, record.prompt, record.tools))
+                draws._numbers.take(_digest(record.messages, record.prompt, record.tools))
         return draws
 
-    def seed_of(self, request: CallRequest, session_seed: int) -> int:
-        """For the next call that asks this, from 0 to 2^63 - 1."""
+    def draw_of(self, request: CallRequest, session_seed: int) -> SeedDraw:
+        """For the next call that asks this."""
         digest = _digest(request.messages, request.prompt, request.tools)
-        return draw_seed(session_seed, digest.hex(), self._num_asked(digest), "upstream")
+        number = self._numbers.take(digest)
+        return SeedDraw(digest, number, draw_seed(session_seed, digest.hex(), number, "upstream"))
 
-    def _num_asked(self, digest: bytes) -> int:
-        """The number of earlier requests with this digest."""
-        times = self._times_asked.pop(digest, 0)
-        self._times_asked[digest] = times + 1
-        if len(self._times_asked) > MAX_PROMPTS:
-            del self._times_asked[next(iter(self._times_asked))]
-        return times
+    def give_back(self, draw: SeedDraw) -> None:
+        """The draw of a call that failed."""
+        self._numbers.give_back(draw.digest, draw.number)
 
 
 def _digest(
