@@ -15,6 +15,7 @@ import pytest
 
 from rllm.config.distributed import DistributedConfig
 from rllm.distributed import ALONE, open_ranks, rank_from_environment, torch_ranks
+from rllm.distributed import launch as launch_module
 from rllm.distributed.launch import launch, require_processes
 from rllm.errors import ConfigError, RankError
 
@@ -203,3 +204,20 @@ def test_what_other_ranks_print_stays_in_the_run_without_keys(
             assert text.count(f"{rank} ") == text.count("ö") == text.count("the end") == times
             assert "0123456789abcdef" not in text
     assert not (run / "rank-0.log").exists(), "rank 0 has the terminal"
+
+
+def test_no_line_of_a_rank_is_lost_while_others_look_at_what_it_prints(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment()
+    monkeypatch.setattr(launch_module, "POLL_S", 0.0)
+    python, run = tmp_path / "python", tmp_path / "run"
+    python.write_text(
+        "#!/bin/sh\n[ $RANK = 1 ] || exit 0\ni=0\nwhile [ $i -lt 20000 ]; do i=$((i+1)); echo $i; done\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    assert launch(["train"], 2, run) == 0
+    assert (run / "rank-1.log").read_text().split() == [str(number) for number in range(1, 20_001)]

@@ -200,7 +200,8 @@ def _launch_once(words: Sequence[str], num_ranks: int, directory: Path, start: R
     with ExitStack() as logs:
         place = logs.enter_context(tempfile.TemporaryDirectory(prefix="rllm-ranks-"))
         paths = [os.path.join(place, f"rank-{number}") for number in range(1, num_ranks)]
-        outputs = [None, *(logs.enter_context(open(path, "w+b")) for path in paths)]
+        # Appended to, because a rank writes where this process has gone to read: both have one place in it.
+        outputs = [None, *(logs.enter_context(open(path, "a+b")) for path in paths)]
         try:
             with _sigterm() as terminations, start(words, outputs) as processes:
                 ranks += (
