@@ -83,6 +83,17 @@ def test_later_tokens_count_by_gamma_over_all_rows_of_a_trajectory_and_no_furthe
     assert [row.advantages_T[row.trainable_T].tolist() for row in taught] == [[-3.0, -4.0], [-4.0], [-8.0]]
 
 
+def test_later_tokens_count_in_the_order_of_turns_where_two_conversations_alternate() -> None:
+    """The first row has turns 1 and 3, the second turns 2 and 4."""
+    rows = [_row([None, 0.0, None, 0.0]), _row([None, 0.0, None, 0.0], segment=1)]
+    rows[0].advantages_T[:] = [0.0, 1.0, 0.0, 3.0]
+    rows[1].advantages_T[:] = [0.0, 2.0, 0.0, 4.0]
+    scores = [[0.0, -1.0, 0.0, -4.0], [0.0, -2.0, 0.0, -8.0]]
+    taught, _ = _teacher(scores, "distill.gamma=1", "distill.baseline=none").teach(rows)
+    credits = [row.advantages_T[row.trainable_T].tolist() for row in taught]
+    assert credits == [[-15.0, -12.0], [-14.0, -8.0]]
+
+
 def test_one_impossible_token_does_not_outweigh_the_others_where_it_is_clipped() -> None:
     rows, scores = [_row([None, -1.0, -1.0])], [[0.0, -101.0, -0.5]]
     (row,), seen = _teacher(scores, "distill.clip=3", "distill.baseline=none").teach(rows)

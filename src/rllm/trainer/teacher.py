@@ -90,17 +90,24 @@ class Teacher:
     def _with_credit(
         self, samples: Sequence[TrainingSample], gaps: Sequence[FloatArray]
     ) -> list[TrainingSample]:
-        """Each token is credited with what it, and those behind it in its trajectory, are paid."""
+        """Each token is credited with what it, and those behind it in its trajectory, are paid.
+
+        `samples` have in `advantages_T` the number of each token's turn.
+        """
         distill = self.config.distill
         in_order = sorted(zip(samples, gaps, strict=True), key=lambda each: each[0].order_key)
         credits: list[FloatArray] = []
         for _, of_trajectory in groupby(in_order, key=lambda each: each[0].order_key[:3]):
-            mine = [gap for _, gap in of_trajectory]
-            rewards = -np.concatenate(mine)
+            rows, mine = zip(*of_trajectory, strict=True)
+            # Rows may take turns, as conversations of one agent do; `back` undoes the order of time.
+            turns = np.concatenate([row.advantages_T[row.trainable_T] for row in rows])
+            order = np.argsort(turns, kind="stable")
+            back = np.argsort(order, kind="stable")
+            rewards = -np.concatenate(mine)[order]
             if distill.clip:
                 rewards = rewards.clip(-distill.clip, distill.clip)
             ends = np.cumsum([len(gap) for gap in mine])[:-1]
-            credits.extend(np.split(returns_to_go(rewards, distill.gamma), ends))
+            credits.extend(np.split(returns_to_go(rewards, distill.gamma)[back], ends))
         if distill.baseline == "mean" and credits:
             mean = float(np.concatenate(credits).mean())
             credits = [credit - mean for credit in credits]
