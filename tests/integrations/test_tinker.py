@@ -7,8 +7,10 @@ out by hand: a loss of each token, and how they are added up.
 import json
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +30,9 @@ from rllm.algorithms.surrogates import (
 from rllm.algorithms.tokens import TokenInputs
 from rllm.config.loader import load_config
 from rllm.environments.frozenlake import FrozenLakeEnv
-from rllm.errors import ConfigError, MissingExtraError
+from rllm.errors import ConfigError, InferenceError, MissingExtraError
 from rllm.integrations.tinker.requirements import require_supported
-from rllm.integrations.tinker.service import require_client
+from rllm.integrations.tinker.service import Service, require_client
 from rllm.integrations.tinker.tokenizers import require_same_tokenizer
 from rllm.integrations.tinker.translation import Arrays, ServiceLoss, service_loss, update_arrays
 from rllm.models.builtin import create_model
@@ -281,3 +283,38 @@ def test_a_client_whose_wire_could_not_be_tried_is_refused(
     monkeypatch.setitem(sys.modules, "tinker", SimpleNamespace(__version__=version))
     with pytest.raises(ConfigError, match=rf"`tinker` is {version}; .* 0.24.1 .* 0.25.0"):
         require_client()
+
+
+class _LateAnswer(Future[Any]):
+    """Comes in the moment after a wait for it was over."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self.set_result(SimpleNamespace(path="tinker://there"))
+            raise TimeoutError
+        return super().result(timeout)
+
+
+def _service(monkeypatch: pytest.MonkeyPatch, answer: Future[Any]) -> Service:
+    """One that gives this answer to whoever saves its state."""
+    training = SimpleNamespace(save_state=lambda name: answer)
+    client = SimpleNamespace(create_lora_training_client=lambda **settings: training)
+    monkeypatch.setitem(sys.modules, "tinker", SimpleNamespace(ServiceClient=lambda base_url: client))
+    monkeypatch.setattr(Service, "_trouble", lambda self: "")
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    service = Service("http://127.0.0.1:9")
+    service.create_adapter(8, 0)
+    return service
+
+
+def test_an_answer_that_comes_as_a_wait_for_it_ends_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _service(monkeypatch, _LateAnswer()).save_state("step") == "tinker://there"
+
+
+def test_a_call_that_ends_with_a_timeout_of_its_own_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = Future[Any]()
+    answer.set_exception(TimeoutError("the server gave up"))
+    with pytest.raises(InferenceError, match="gave up"):
+        _service(monkeypatch, answer).save_state("step")

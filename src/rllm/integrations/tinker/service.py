@@ -259,9 +259,9 @@ class Service:
             try:
                 return inner.result(_LOOK_EVERY_S)
             except TimeoutError:
-                # The call itself may have ended with a TimeoutError, which is then its answer.
+                # The call may have ended since, or with a TimeoutError, which is then its answer.
                 if inner.done():
-                    raise
+                    return inner.result()
                 self._require_there()
 
     async def _answer(self, future: "Future[T]") -> T:
