@@ -204,6 +204,14 @@ def test_a_share_of_the_examples_is_held_out_and_never_trained_on(job: Callable[
     assert wheres(job(CHATS, {"seed": 1}).dataset.heldout) != wheres(made.dataset.heldout)
 
 
+@pytest.mark.parametrize(("num_chats", "fraction"), [(2, 0.75), (3, 0.9)])
+def test_the_largest_share_of_few_examples_leaves_one_to_train_on(
+    job: Callable[..., SftJob], num_chats: int, fraction: float
+) -> None:
+    made = job(CHATS[:num_chats], {"data": {"heldout_fraction": fraction}})
+    assert (len(made.dataset.train), len(made.dataset.heldout)) == (1, num_chats - 1)
+
+
 def test_a_conversation_that_is_there_twice_is_on_one_side(job: Callable[..., SftJob]) -> None:
     made = job([*CHATS, *CHATS], {"data": {"heldout_fraction": 0.5}})
     sides = [{example.task for example in side} for side in (made.dataset.train, made.dataset.heldout)]

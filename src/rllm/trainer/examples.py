@@ -50,10 +50,13 @@ class ExampleSets:
 def split_heldout(
     examples: Sequence[Example], fraction: float, seed: int
 ) -> tuple[list[Example], list[Example]]:
-    """(trained on, held out): whole tasks, drawn by the seed; at least one where there are two."""
+    """(trained on, held out): whole tasks, drawn by the seed; at least one on each side where there are
+    two."""
     # Sorted, because a set of texts has another order in each process.
     tasks = sorted({example.task for example in examples})
-    num_heldout = max(1, round(fraction * len(tasks))) if fraction and len(tasks) > 1 else 0
+    num_heldout = 0
+    if fraction and len(tasks) > 1:
+        num_heldout = min(max(1, round(fraction * len(tasks))), len(tasks) - 1)
     order = np.random.default_rng(draw_seed(seed, "heldout")).permutation(len(tasks))
     heldout = {tasks[place] for place in order[:num_heldout]}
     return (
