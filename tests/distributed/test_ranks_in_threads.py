@@ -1,5 +1,6 @@
 """Layers that ranks compute together, where the ranks are threads of this process: none has to be started."""
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,9 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, Qwen2Config, Qwen3Config
 
 from rllm.distributed import ALONE, RankGroup
+from rllm.errors import ConfigError
+from rllm.models.directory import load_model
+from rllm.trainer.backends.torch_plans import split_by_plan
 
 CASES = [
     (Qwen3Config, "ppo"),
@@ -87,3 +91,28 @@ def test_two_threads_with_half_of_every_layer_update_as_one_does(
     alone = {kind: recorded.trained(kind, model, ALONE, 1)}
     require_same(alone, {kind: first})
     require_same({kind: first}, {kind: second})
+
+
+class _SecondIsNoNumber(ThreadRanks):
+    """What rank 1 measures is no number."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return super().gather(math.nan if self.rank == 1 and isinstance(value, float) else value)
+
+
+def test_parts_that_compute_no_number_on_a_single_rank_are_refused_by_all(
+    made: Callable[[type[Any]], Path],
+) -> None:
+    directory, meeting = made(GPTNeoXConfig), Meeting(2)
+    models = [load_model(directory).model for _ in range(2)]
+
+    def rank(number: int) -> None:
+        try:
+            with pytest.raises(ConfigError, match="its states"):
+                split_by_plan(models[number], _SecondIsNoNumber(number, meeting, tensor_size=2))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(rank, range(2)))

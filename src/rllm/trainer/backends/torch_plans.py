@@ -155,8 +155,10 @@ def _require_same(model: Any, twin: Any, ranks: RankGroup, parts: Mapping[str, P
     for name, mine in probes[0].items():
         theirs = probes[1][name]
         difference = float((mine - theirs).norm() / mine.norm().clamp_min(1e-12))
-        # The largest of all ranks, so that all of them refuse together and none waits for one that has left.
-        if not max(ranks.gather(difference)) < (HALF_TOLERANCE if half else TOLERANCE):
+        # Those of all ranks, so that all of them refuse together and none waits for one that has left. Not
+        # the largest of them: `max` passes over a NaN.
+        tolerance = HALF_TOLERANCE if half else TOLERANCE
+        if not all(each < tolerance for each in ranks.gather(difference)):
             raise ConfigError(
                 f"{_setting(ranks.size)}, and parts that transformers' plan of "
                 f"{model.inner.config.model_type} makes do not compute what the whole model does ({name} is "
