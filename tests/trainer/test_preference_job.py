@@ -69,6 +69,12 @@ def test_the_reference_point_is_the_mean_gain_over_the_reference_or_nothing(
     assert reference_point(rows, [each.astype(np.float32) for each in scores]) == expected
 
 
+def test_the_reference_point_is_no_number_where_a_score_is_none() -> None:
+    row = _row([1], [2])
+    row.ref_logprobs_T = np.zeros(2, dtype=np.float32)
+    assert np.isnan(reference_point([row], [np.array([0.0, np.nan], dtype=np.float32)]))
+
+
 def test_images_of_a_row_are_in_memory_when_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     monkeypatch.setattr("rllm.trainer.samples.keep_images", kept.append)

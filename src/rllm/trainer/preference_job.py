@@ -148,7 +148,8 @@ def reference_point(others: Sequence[TrainingSample], scores: Sequence[NDArray[n
         float((score_T - _reference_of(row)).astype(np.float64).sum())
         for row, score_T in zip(others, scores, strict=True)
     ]
-    return max(0.0, float(np.mean(log_ratios)))
+    # Python's `max` would make 0 of a NaN, and train on.
+    return float(np.maximum(0.0, np.mean(log_ratios)))
 
 
 def _reference_of(row: TrainingSample) -> NDArray[np.float32]:
