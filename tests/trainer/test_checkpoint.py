@@ -1,5 +1,6 @@
 import hashlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -111,6 +112,14 @@ def test_the_best_stays_beside_the_newest(learner: TorchBackend, tmp_path: Path)
     read = load_latest(tmp_path, {"": learner})
     assert read is not None
     assert read.best == {"position": 6, "score": 0.9}
+
+
+def test_a_score_that_is_no_number_is_never_the_best() -> None:
+    state = _state(0)
+    for steps, score in ((1, math.nan), (2, 0.5), (3, math.nan), (4, 0.4)):
+        state.steps = steps
+        assert state.is_best(score) is (steps == 2)
+    assert state.best == {"position": 6, "score": 0.5}
 
 
 def test_a_checkpoint_says_what_made_it(learner: TorchBackend, tmp_path: Path) -> None:

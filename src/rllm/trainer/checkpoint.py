@@ -19,6 +19,7 @@ import copy
 import hashlib
 import json
 import logging
+import math
 import platform
 import time
 from collections.abc import Iterator, Mapping
@@ -70,8 +71,8 @@ class RunState:
     has_ended_early: bool = False
 
     def is_best(self, score: float) -> bool:
-        """Whether `score`, of this position, is above all before; it is noted then."""
-        if self.best and score <= self.best["score"]:
+        """Whether `score`, of this position, is above all before; it is noted then. NaN never is."""
+        if math.isnan(score) or (self.best and score <= self.best["score"]):
             return False
         self.best = {"position": self.position, "score": score}
         return True
