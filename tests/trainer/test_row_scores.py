@@ -43,6 +43,12 @@ def test_the_trainers_numbers_take_the_place_of_the_samplers_and_the_widest_gap_
     assert with_old_logprobs([_row([None])], _scorer([3.0]))[1] == 0.0
 
 
+@pytest.mark.parametrize("scores", [(np.nan, -0.75), (-0.75, np.nan)])
+def test_the_widest_gap_is_no_number_where_one_of_them_is_none(scores: tuple[float, float]) -> None:
+    rows = [_row([None, -1.0]), _row([None, -1.0])]
+    assert np.isnan(with_old_logprobs(rows, _scorer(*([0.0, score] for score in scores)))[1])
+
+
 def test_a_divergence_is_a_mean_over_trained_tokens_and_paid_for_token_by_token() -> None:
     rows = with_reference(
         [_row([None, -1.0, -2.0]), _row([None, -0.5])], _scorer([5.0, -1.5, -1.0], [5.0, -2.5])

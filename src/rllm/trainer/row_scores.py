@@ -56,7 +56,7 @@ def with_old_logprobs(
         float(np.abs(mine.logprobs_T - theirs.logprobs_T)[theirs.trainable_T].max(initial=0.0))
         for mine, theirs in zip(again, samples, strict=True)
     ]
-    return again, max(gaps, default=0.0)
+    return again, float(np.max(gaps, initial=0.0))  # Python's `max` passes over a NaN
 
 
 def with_reference(samples: Sequence[TrainingSample], reference: Scorer) -> list[TrainingSample]:
