@@ -6,7 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 from two_nodes import Nodes
+
+from rllm.config.cluster import ClusterConfig
+from rllm.integrations.ray import RAY, inspection
 
 
 def rllm(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -37,6 +42,21 @@ def test_check_asks_every_node_and_measures_a_broadcast(nodes: Nodes, tmp_path: 
         assert each["sees_directory"] is True
         assert abs(each["clock_skew_s"]) < 1.0  # one clock
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_gets_a_broadcast_while_the_time_is_taken_and_not_before(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = inspection._fetch
+
+    def fetch_or_nothing(block: Any) -> tuple[float, int]:
+        seconds, digest = fetch(block)
+        return (0.0 if isinstance(block, np.ndarray) else seconds), digest
+
+    monkeypatch.setattr(inspection, "_fetch", fetch_or_nothing)
+    checked = RAY.report(ClusterConfig(address=nodes.address), broadcast_mb=8)
+    assert len(checked.nodes) == 3
+    assert all(each.fetch_s for each in checked.nodes)
 
 
 def test_an_address_where_nobody_is_is_refused(tmp_path: Path) -> None:

@@ -132,8 +132,9 @@ def _broadcast(alive: list[dict[str, Any]], report: ClusterReport, megabytes: in
     expected = int(block_B[:: MEGABYTE // 8].sum())
     started_s = time.perf_counter()
     try:
-        ref = ray.put(block_B)
-        fetches = [_on(node, _fetch).remote(ref) for node in alive]
+        # Inside a list, because Ray fetches what a task is given before the task begins to take the time.
+        refs = [ray.put(block_B)]
+        fetches = [_on(node, _fetch).remote(refs) for node in alive]
         for node, (seconds, digest) in zip(report.nodes, ray.get(fetches, timeout=PROBE_S), strict=True):
             node.fetch_s = seconds
             if digest != expected:
@@ -149,7 +150,9 @@ def _broadcast(alive: list[dict[str, Any]], report: ClusterReport, megabytes: in
     report.broadcast_mb_per_s = megabytes * len(alive) / seconds
 
 
-def _fetch(block_B: Any) -> tuple[float, int]:
+def _fetch(refs: list[Any]) -> tuple[float, int]:
+    """(seconds until the bytes are here, their digest)."""
     started_s = time.perf_counter()
-    digest = int(block_B[:: MEGABYTE // 8].sum())
-    return time.perf_counter() - started_s, digest
+    (block_B,) = ray.get(refs)
+    seconds = time.perf_counter() - started_s
+    return seconds, int(block_B[:: MEGABYTE // 8].sum())
