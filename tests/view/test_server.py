@@ -119,6 +119,17 @@ def test_the_token_is_kept_for_its_owner_alone(home: Path) -> None:
     assert (home / "view" / "token").stat().st_mode & 0o077 == 0
 
 
+def test_a_token_file_that_a_crash_left_empty_opens_nothing(home: Path, runs: Path) -> None:
+    kept_token()
+    (home / "view" / "token").write_text("")
+    token = kept_token()
+    assert token
+    assert kept_token() == token
+    assert (home / "view" / "token").stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError):
+        ViewServer(Sources([runs]), token="")
+
+
 def test_no_script_makes_markup_of_text() -> None:
     own = [path for name, path in static_names().items() if name.endswith(".js") and "vendor" not in name]
     assert len(own) > 8

@@ -32,9 +32,9 @@ except ModuleNotFoundError as error:
     raise MissingExtraError(error.name or "starlette", "view") from error
 
 from rllm.errors import RllmError
-from rllm.files.atomic import StorageErrors
+from rllm.files.atomic import StorageErrors, write_atomic
 from rllm.files.home import rllm_home
-from rllm.gateway.server.auth import is_loopback, require_guarded
+from rllm.gateway.server.auth import Tokens, is_loopback, require_guarded
 from rllm.gateway.server.listening import listening_socket
 from rllm.view.export import exported_page
 from rllm.view.notes import keep_note
@@ -78,15 +78,15 @@ _Handler = Callable[[Request], Awaitable[Response]]
 def kept_token() -> str:
     """The token of this person's pages: one for all of them, so that a link opens again tomorrow."""
     path = rllm_home() / "view" / _TOKEN_FILE
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        token = secrets.token_urlsafe(24)
-        with StorageErrors(path):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            path.write_text(f"{token}\n")
+    # A crash may have left the file empty, and every request without a token would hold an empty one.
+    if path.is_file() and (token := path.read_text().strip()):
         return token
+    token = secrets.token_urlsafe(24)
+    with StorageErrors(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    write_atomic(path, f"{token}\n")
+    return token
 
 
 class ViewServer:
@@ -96,6 +96,7 @@ class ViewServer:
         self, sources: Sources, *, host: str = "127.0.0.1", port: int = 0, token: str | None
     ) -> None:
         require_guarded(host, token)
+        Tokens(token)  # refuses an empty one, which `require_guarded` takes as "make one"
         self.sources, self.token = sources, token
         self._host = host
         self._socket: socket.socket = listening_socket(host, port)
