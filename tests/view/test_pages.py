@@ -96,6 +96,16 @@ def test_groups_sorted_by_surprise_begin_with_the_most_surprising(ask: Ask) -> N
     assert ask("groups?run=lake&order=surprise")["groups"][-1]["task_id"] == "test-0"
 
 
+def test_an_attempt_without_a_reward_surprises_nobody(ask: Ask, runs: Path) -> None:
+    rewards = [5.0, 6.0, None]
+    attempts = [episode("far", number, conversation(["Left"])) for number in range(len(rewards))]
+    for attempt, reward in zip(attempts, rewards, strict=True):
+        attempt.trajectories[0].reward = reward
+    write_run(runs / "far", {("train", 0): attempts})
+    (group,) = ask("groups?run=far")["groups"]
+    assert [each["surprise"] for each in group["attempts"]] == [1.0, 1.0, 0.0]
+
+
 def test_an_episode_names_every_attempt_at_its_task(ask: Ask, runs: Path) -> None:
     attempts = [episode("hard", attempt, conversation(["Left"])) for attempt in range(130)]
     write_run(runs / "many", {("train", 0): attempts})

@@ -82,11 +82,15 @@ def groups_page(sources: Sources, query: Query) -> dict[str, Any]:
 def _group(task_id: str, members: Sequence[EpisodeSummary]) -> dict[str, Any]:
     rewards = [each.reward for each in members if each.reward is not None]
     mean, deviation = (fmean(rewards), pstdev(rewards)) if rewards else (None, 0.0)
+
+    def above_mean(attempt: EpisodeSummary) -> float | None:
+        return None if attempt.reward is None or mean is None else attempt.reward - mean
+
     attempts = [
         {
             **each._asdict(),
-            "above_mean": None if each.reward is None or mean is None else each.reward - mean,
-            "surprise": 0.0 if not deviation else abs((each.reward or 0.0) - (mean or 0.0)) / deviation,
+            "above_mean": above_mean(each),
+            "surprise": abs(above_mean(each) or 0.0) / deviation if deviation else 0.0,
         }
         for each in sorted(members, key=lambda each: each.attempt)
     ]
