@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import os
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from tests.view.conftest import write_run
 
 from rllm.data.registry import DatasetRegistry
 from rllm.errors import ConfigError
@@ -58,6 +61,48 @@ def test_models_are_those_that_runs_made_and_those_with_a_name(ask: Ask, runs: P
     assert page["named"] == [
         {"name": "judge", "provider": "openai", "model": "m", "base_url": "", "is_default": True}
     ]
+
+
+def test_a_damaged_model_or_run_hides_no_other_model(ask: Ask, runs: Path) -> None:
+    for run, text in {"lake": '{"model_type": "qwen3"}', "damaged": "{", "older": "[]"}.items():
+        (runs / run / "model").mkdir(parents=True)
+        (runs / run / "model" / "config.json").write_text(text)
+    (runs / "damaged" / "config.json").write_text("{")
+    (runs / "older" / "config.json").write_text("{}")
+    models = {each["run"]: each["shape"] for each in ask("models")["trained"]}
+    assert models == {"lake": {"model_type": "qwen3"}, "damaged": {}, "older": {}}
+
+
+def test_folders_that_are_closed_to_the_reader_hide_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemporaryDirectory() as name:
+        shared = Path(name)
+        monkeypatch.setenv("RLLM_HOME", str(shared / "home"))
+        for run in ("open", "half", "private"):
+            write_run(shared / run, {})
+        for folder in ("closed", "listed", "group"):
+            (shared / folder / "inner").mkdir(parents=True)
+        modes = {".": 0o755, "open": 0o755, "half": 0o755, "private": 0o755, "closed": 0o000, "listed": 0o444}
+        modes |= {f"open/{each.name}": 0o644 for each in (shared / "open").iterdir()}
+        modes |= {f"half/{each.name}": 0o644 for each in (shared / "half").iterdir()} | {"half/lock": 0o000}
+        modes |= {"private/config.json": 0o000, "group/inner": 0o444, "group": 0o755}
+        for folder, mode in modes.items():
+            (shared / folder).chmod(mode)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            sources = Sources([shared])
+            page = answer(sources, "runs")
+            assert [each["key"] for each in page["runs"]] == ["open"]
+            assert {"closed", "half", "private"} <= {each["key"] for each in page["unreadable"]}
+            for request in ("models", "workers", "sessions"):
+                answer(sources, request)
+            with pytest.raises(ConfigError):
+                Sources([shared / "closed"])
+        finally:
+            os.seteuid(user)
+            for folder in modes:
+                (shared / folder).chmod(0o700)
 
 
 def test_runs_of_workers_have_a_page_each(ask: Ask, runs: Path) -> None:

@@ -250,15 +250,6 @@ def _closed_error(path: Path, error: PermissionError) -> ConfigError:
     )
 
 
-def _is_closed(path: Path) -> bool:
-    try:
-        os.scandir(path).close()
-    except OSError as error:
-        # Others: a file, a link to nothing or in a circle, or gone since it was listed.
-        return isinstance(error, PermissionError)
-    return False
-
-
 def _is_model(path: Path) -> bool:
     """A model's config.json names its `model_type`; a run's has no such key."""
     config = path / CONFIG
@@ -268,9 +259,17 @@ def _is_model(path: Path) -> bool:
 def runs_under(root: Path) -> list[RunDirectory]:
     """The runs that lie directly in `root`, the one that started last first; at the end those that this user
     may not look into, whose `config` raises ConfigError."""
-    paths = sorted(root.iterdir()) if root.is_dir() else []
-    unreadable = [each for each in paths if _is_closed(each)]
-    runs = [each for each in paths if each not in unreadable and is_run(each)]
+    runs: list[Path] = []
+    unreadable: list[Path] = []
+    for each in sorted(root.iterdir()) if root.is_dir() else []:
+        try:
+            os.scandir(each).close()
+            if is_run(each):
+                runs.append(each)
+        except (PermissionError, ConfigError):  # it may be listed, and its configuration not read
+            unreadable.append(each)
+        except OSError:  # a file, a link to nothing or in a circle, or gone since it was listed
+            continue
     runs.sort(key=lambda path: ((path / CONFIG).stat().st_mtime_ns, path.name), reverse=True)
     return [RunDirectory(path, lock_descriptor=None) for path in (*runs, *unreadable)]
 

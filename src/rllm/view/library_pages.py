@@ -19,7 +19,7 @@ from rllm.store.run_directory import RunDirectory
 from rllm.view.messages import shown_message, shown_value
 from rllm.view.query import Query
 from rllm.view.run_facts import facts_of
-from rllm.view.sources import Sources
+from rllm.view.sources import Sources, may_look_into
 
 MAX_ROWS = 200
 MAX_CALLS = 100
@@ -80,11 +80,12 @@ def models_page(sources: Sources, query: Query) -> dict[str, Any]:
 
 def _models_of(key: str, run: RunDirectory) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
+    if not may_look_into(run.path):
+        return rows
     for path in (run.model_path, *sorted((run.path / "models").glob("*")), run.path / "adapter"):
         names = [name for name in ("config.json", "adapter_config.json") if (path / name).is_file()]
         if not names:
             continue
-        config = json.loads((path / names[0]).read_text())
         files = [each for each in path.iterdir() if each.is_file()]
         rows.append(
             {
@@ -92,11 +93,29 @@ def _models_of(key: str, run: RunDirectory) -> list[dict[str, Any]]:
                 "name": path.relative_to(run.path).as_posix(),
                 "bytes": sum(each.stat().st_size for each in files),
                 "made_at": max(each.stat().st_mtime for each in files),
-                "shape": {name: config[name] for name in (*_SHAPE, "r", "peft_type") if config.get(name)},
-                "reports": facts_of(run).reports,
+                "shape": _shape_of(path / names[0]),
+                "reports": _reports_of(run),
             }
         )
     return rows
+
+
+def _shape_of(path: Path) -> dict[str, Any]:
+    """Nothing of a file that is damaged or closed: the model is listed all the same."""
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    fields = config if isinstance(config, dict) else {}
+    return {name: fields[name] for name in (*_SHAPE, "r", "peft_type") if fields.get(name)}
+
+
+def _reports_of(run: RunDirectory) -> dict[str, dict[str, Any]]:
+    """None of a run that cannot be read: the page of runs says why."""
+    try:
+        return facts_of(run).reports
+    except (ConfigError, PermissionError):
+        return {}
 
 
 def workers_page(sources: Sources, query: Query) -> dict[str, Any]:

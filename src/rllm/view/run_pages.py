@@ -36,7 +36,7 @@ def runs_page(sources: Sources, query: Query) -> dict[str, Any]:
     for key, run in sources.runs().items():
         try:
             rows.append({"key": key, **_row(run), **of_reader.get(str(run.path), NO_NOTE)})
-        except ConfigError as error:
+        except (ConfigError, PermissionError) as error:
             unreadable.append({"key": key, "error": str(error)})
     return {"roots": [str(root) for root in sources.roots], "runs": rows, "unreadable": unreadable}
 

@@ -5,6 +5,7 @@
 A name in a link is looked up among what was found; it never becomes a path.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class Sources:
                 raise ConfigError(
                     f"There is no directory {root}; name a run, or a directory that holds runs."
                 )
+            if not may_look_into(root):
+                raise ConfigError(f"{root} is closed to you; name another, or ask for permission (`chmod`).")
         self.roots = [root.absolute() for root in roots]
 
     def runs(self) -> dict[str, RunDirectory]:
@@ -67,7 +70,9 @@ class Sources:
 
 
 def _directories_below(directory: Path, depth: int) -> Iterator[Path]:
-    """The directory and what lies below it, as deep as runs may lie."""
+    """The directory and what lies below it, as deep as runs may lie, without what is closed to this user."""
+    if not may_look_into(directory):
+        return
     yield directory
     if depth <= _DEEPEST:
         for each in sorted(directory.iterdir()):
@@ -75,6 +80,16 @@ def _directories_below(directory: Path, depth: int) -> Iterator[Path]:
                 each.name.startswith(".") or each.is_symlink() or each.name in _NOT_SEARCHED
             ):
                 yield from _directories_below(each, depth + 1)
+
+
+def may_look_into(directory: Path) -> bool:
+    """Whether this user may list the directory and open what is in it."""
+    try:
+        os.scandir(directory).close()
+        os.stat(os.path.join(directory, "."))
+    except PermissionError:
+        return False
+    return True
 
 
 def _runs_below(directory: Path, depth: int) -> list[RunDirectory]:
