@@ -98,6 +98,18 @@ def test_columns_behind_letters_of_several_bytes_are_right() -> None:
     assert SOURCE.replace("if n else -1", "if n else 1") in changed
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\v", "\x0c", "\x1c", "\x1e", "\x85"])
+def test_marks_that_end_no_line_of_python_do_not_move_an_edit(mark: str) -> None:
+    text = f'def f(a, b):\n    """One{mark}two."""\n    c = "{mark}"\n    return a + b\n'
+    assert text.replace("a + b", "a - b") in with_operator(text, "wrong_operator")
+
+
+def test_ends_of_lines_of_other_systems_do_not_move_an_edit() -> None:
+    for end in ("\r\n", "\r"):
+        text = f"def f(a, b):{end}    c = 'x'{end}    return a + b{end}"
+        assert text.replace("a + b", "a - b") in with_operator(text, "wrong_operator")
+
+
 def comments(text: str) -> list[str]:
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return [each.string for each in tokens if each.type == tokenize.COMMENT]

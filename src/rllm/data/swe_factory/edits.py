@@ -46,7 +46,8 @@ class SourceText:
     def __init__(self, text: str) -> None:
         self.text = text
         self.tree = ast.parse(text)
-        self._lines = text.splitlines(keepends=True)
+        # Not `splitlines`: it ends a line at characters that Python has within one, such as U+2028.
+        self._lines = io.StringIO(text, newline="").readlines()
         self._starts = [0]
         for line in self._lines:
             self._starts.append(self._starts[-1] + len(line))
@@ -62,7 +63,7 @@ class SourceText:
                 start=self._starts[each.start[0] - 1] + each.start[1],
                 end=self._starts[each.end[0] - 1] + each.end[1],
             )
-            for each in tokenize.generate_tokens(io.StringIO(self.text).readline)
+            for each in tokenize.generate_tokens(io.StringIO(self.text, newline="").readline)
             if each.type not in quiet and each.string
         ]
 
