@@ -325,6 +325,19 @@ def test_a_directory_of_another_build_is_refused_and_the_same_command_says_what_
     assert "another build" in other.output
 
 
+def test_a_project_is_that_of_its_own_repository_inside_a_hook_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        git(project(tmp_path / name, {"pkg.py": f"NAME = {name!r}\n"}), "init", "-q")
+        git(tmp_path / name, "add", "-A")
+        git(tmp_path / name, "-c", "user.name=a", "-c", "user.email=a@localhost", "commit", "-q", "-m", name)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "other" / ".git" / "index"))
+    opened = open_source(str(tmp_path / "one"), tmp_path / "work")
+    assert (opened.tree / "pkg.py").read_text() == "NAME = 'one'\n"
+
+
 def test_a_fix_in_the_history_is_taken_back_and_uncommitted_files_are_not_looked_at(tmp_path: Path) -> None:
     identity = ("-c", "user.name=a", "-c", "user.email=a@localhost")
     clone = tmp_path / "history"

@@ -31,6 +31,12 @@ NOT_COPIED = (
     *(".pytest_cache", ".ruff_cache", ".eggs", ".hypothesis"),
 )
 """Directories of a project that are made by tools."""
+_VARIABLES_OF_A_REPOSITORY = {
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_NAMESPACE"),
+    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE"),
+    *("GIT_CONFIG", "GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS"),
+}
+"""Variables that git sets for its hooks, in which our own git would act on the repository of the hook."""
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _RELEASE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)")
 
@@ -128,11 +134,14 @@ def git(*words: str, at: Path, **variables: str) -> str:
 
 
 def _run(command: list[str], at: Path, variables: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    plain_variables = {
+        name: value for name, value in os.environ.items() if name not in _VARIABLES_OF_A_REPOSITORY
+    }
     try:
         return subprocess.run(
             command,
             cwd=at,
-            env={**os.environ, **variables},
+            env={**plain_variables, **variables},
             capture_output=True,
             text=True,
             errors="surrogateescape",
