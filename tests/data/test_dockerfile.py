@@ -3,16 +3,19 @@ where."""
 
 import io
 import os
+import stat
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from rllm.data.dockerfile import fill, fill_line, instructions_of, pairs_of
+from rllm.data.image import Image
 from rllm.data.image_bases import require_fitting
 from rllm.data.task_images import image_of
 from rllm.errors import ConfigError
 from rllm.sandbox.interpreter import interpreter
+from rllm.sandbox.layer_build import BuildStep
 from rllm.sandbox.system_layer import machine_release
 
 TEXT = """\
@@ -58,6 +61,11 @@ def test_lines_are_joined_and_numbered_as_docker_does(tmp_path: Path) -> None:
     assert pairs_of(fill_line(each[4], {"A": "9"})) == {"A": "1", "B": "two words", "C": "$A"}
     assert pairs_of(each[5]) == {"OLD": "the rest  of it"}
     assert each[6].json_words == ["sh", "-c", "x y"]
+
+
+def test_a_tab_ends_a_word_and_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    (one, two) = instructions_of(dockerfile_at(tmp_path / "c", "FROM debian\nRUN\techo 'a\u2028b\x0cc'\n"))
+    assert (one.word, two.word, two.text) == ("FROM", "RUN", "echo 'a\u2028b\x0cc'")
 
 
 @pytest.mark.parametrize(

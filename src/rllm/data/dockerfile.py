@@ -74,7 +74,8 @@ def instructions_of(path: Path) -> list[DockerLine]:
     """Raises ConfigError, naming the line, for a word that is no instruction and a here-document without
     end."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        # Not `splitlines`: it ends a line at characters that Docker has within one, such as U+2028.
+        lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     escape = _escape_of(lines)
@@ -86,7 +87,8 @@ def instructions_of(path: Path) -> list[DockerLine]:
         if not text:
             continue
         where = f"{path}:{_first_line(lines, first) + 1}"
-        word, _, rest = text.partition(" ")
+        word, *behind = text.split(None, 1)
+        rest = behind[0] if behind else ""
         if word.upper() not in WORDS:
             raise ConfigError(f"{where}: `{text:.80}` begins with no instruction of a Dockerfile.")
         documents: list[str] = []
