@@ -158,6 +158,23 @@ def test_files_go_where_docker_puts_them(tmp_path: Path) -> None:
     assert changed[0] != kept[0]
 
 
+def test_what_an_exception_keeps_of_an_ignored_directory_is_copied(tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    dockerfile = dockerfile_at(context, "FROM debian\nCOPY . /all\nCOPY build /part\n")
+    for name in ("build/deep/keep.txt", "build/deep/other.txt", "build/other.txt", "rest/other.txt"):
+        (context / name).parent.mkdir(parents=True, exist_ok=True)
+        (context / name).write_text(name)
+    (context / ".dockerignore").write_text("build\nrest\nDockerfile\n.dockerignore\n!build/deep/keep.txt\n")
+    paths = {
+        f"/{path.relative_to(layer)}" for layer in image_of(dockerfile).layers for path in layer.rglob("*")
+    }
+    assert {each for each in paths if each.endswith(".txt")} == {
+        "/all/build/deep/keep.txt",
+        "/part/deep/keep.txt",
+    }
+    assert "/all/rest" not in paths
+
+
 def test_a_line_that_fails_leaves_nothing(tmp_path: Path) -> None:
     dockerfile = dockerfile_at(tmp_path / "c", "FROM debian\nCOPY broken.tar /a\nADD broken.tar /b\n")
     with tarfile.open(tmp_path / "c" / "broken.tar", "w") as tar:

@@ -152,7 +152,11 @@ def _sources(
             )
         bare = os.path.normpath(f"/{name}").lstrip("/")
         matches = sorted(context.glob(bare)) if bare else [context]
-        matches = [each for each in matches if not ignores(each.relative_to(context))]
+        matches = [
+            each
+            for each in matches
+            if not _is_left_out(each, lambda path: ignores(path.relative_to(context)))
+        ]
         if not matches or any(not each.resolve().is_relative_to(top) for each in matches):
             raise ConfigError(f"{instruction.where}: there is no `{name}` beside the Dockerfile.")
         files += [(name, each) for each in matches]
@@ -184,11 +188,18 @@ def _glob(pattern: str) -> str:
     return "".join(words.get(each) or re.escape(each) for each in parts)
 
 
-def _copy_tree(source: Path, target: Path, leaves_out: Callable[[Path], bool]) -> None:
-    def skip_links(folder: str, names: list[str]) -> set[str]:
-        return {name for name in names if leaves_out(Path(folder) / name)}
+def _copy_tree(source: Path, target: Path, ignores: Callable[[Path], bool]) -> None:
+    def names_left_out(folder: str, names: list[str]) -> set[str]:
+        return {name for name in names if _is_left_out(Path(folder) / name, ignores)}
 
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=skip_links)
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=names_left_out)
+
+
+def _is_left_out(path: Path, ignores: Callable[[Path], bool]) -> bool:
+    """Whether nothing of a path is copied: an exception below an ignored directory keeps the way to it."""
+    if not ignores(path):
+        return False
+    return path.is_symlink() or all(ignores(each) for each in path.rglob("*"))
 
 
 def _set_owners(layer: Path, mode: str, owner: tuple[int, int], where: str) -> None:
