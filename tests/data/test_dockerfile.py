@@ -175,6 +175,23 @@ def test_what_an_exception_keeps_of_an_ignored_directory_is_copied(tmp_path: Pat
     assert "/all/rest" not in paths
 
 
+def test_what_an_upper_layer_removed_or_replaced_is_not_read(tmp_path: Path) -> None:
+    upper, lower = tmp_path / "upper", tmp_path / "lower"
+    for name in ("opt/gone", "opt/folder/file", "opt/kept"):
+        (lower / name).parent.mkdir(parents=True, exist_ok=True)
+        (lower / name).write_text(name)
+    (upper / "opt").mkdir(parents=True)
+    (upper / "opt" / "folder").write_text("a file by now")
+    image = Image(layers=(upper, lower))
+    assert image.read("/opt/kept") == "opt/kept"
+    assert image.read("/opt/folder/file") == ""
+    try:
+        os.mknod(upper / "opt" / "gone", stat.S_IFCHR, os.makedev(0, 0))
+    except PermissionError:
+        pytest.skip("this system lets nobody make the mark of a removed file")
+    assert image.read("/opt/gone") == ""
+
+
 def test_a_line_that_fails_leaves_nothing(tmp_path: Path) -> None:
     dockerfile = dockerfile_at(tmp_path / "c", "FROM debian\nCOPY broken.tar /a\nADD broken.tar /b\n")
     with tarfile.open(tmp_path / "c" / "broken.tar", "w") as tar:

@@ -62,9 +62,12 @@ class Image:
         """A text file of the image; empty where there is none."""
         target_path = self.resolve(path)
         for layer in self.layers:
-            file = Path(f"{layer}{target_path}")
-            if file.is_file() and not file.is_symlink():
-                return file.read_text("utf-8", "replace")
+            about = _lstat(f"{layer}{target_path}")
+            if about is not None:  # the uppermost counts, also where it says that the file was removed
+                is_file = stat.S_ISREG(about.st_mode)
+                return Path(f"{layer}{target_path}").read_text("utf-8", "replace") if is_file else ""
+            if _hides(str(layer), target_path):
+                return ""
         return ""
 
     def _link_at(self, path: str) -> str | None:
