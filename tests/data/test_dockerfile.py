@@ -192,6 +192,29 @@ def test_what_an_upper_layer_removed_or_replaced_is_not_read(tmp_path: Path) -> 
     assert image.read("/opt/gone") == ""
 
 
+def test_a_line_that_ran_without_a_registry_runs_again_when_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_online = False
+
+    def build(folder: Path, below: list[Path], step: BuildStep) -> Path:
+        (folder / "made").mkdir(parents=True)
+        (folder / "made" / "online").write_text(str(step.has_network))
+        return folder / "made"
+
+    monkeypatch.setattr("rllm.data.task_images.make_system_layer", lambda layer: None)
+    monkeypatch.setattr("rllm.data.task_images.build_layer", build)
+    monkeypatch.setattr("rllm.data.task_images.registries_are_reachable", lambda: is_online)
+    dockerfile = dockerfile_at(tmp_path / "c", "FROM debian\nRUN pip install x || true\n")
+    offline = image_of(dockerfile).layers
+    assert image_of(dockerfile).layers == offline
+    is_online = True
+    online = image_of(dockerfile).layers
+    assert [(each[0] / "online").read_text() for each in (offline, online)] == ["False", "True"]
+    is_online = False
+    assert image_of(dockerfile).layers == online
+
+
 def test_a_line_that_fails_leaves_nothing(tmp_path: Path) -> None:
     dockerfile = dockerfile_at(tmp_path / "c", "FROM debian\nCOPY broken.tar /a\nADD broken.tar /b\n")
     with tarfile.open(tmp_path / "c" / "broken.tar", "w") as tar:

@@ -240,6 +240,9 @@ class _Stage:
 
         # What the line asks for, not `has_registries`: a layer stays valid when this machine is offline.
         about = ["run", command, sorted(variables.items()), self._workdir, user, has_network]
+        # One that is built offline may lack what `pip install x || true` brings, so it counts only offline.
+        if has_network and not has_registries and not _place_of(_key_of(self._layers, about)).is_dir():
+            about.append("offline")
         self._make(instruction, about, build, makes_parts=True)
         self._folders += _homes_made(self._layers[0])
 
@@ -329,8 +332,12 @@ def _key_of(below: list[Path], about: list[object]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
+def _place_of(key: str) -> Path:
+    return rllm_home() / "layers" / key
+
+
 def _layer_of(key: str, make: Callable[[Path], None], *, makes_parts: bool = False) -> Path:
-    target = rllm_home() / "layers" / key
+    target = _place_of(key)
     with made_once(target) as part:
         if part is not None and makes_parts:
             make(part)
