@@ -116,6 +116,22 @@ def test_what_is_no_action_says_why(subtests: pytest.Subtests) -> None:
             parse_actions(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fill('3', {})",
+        "click({})",
+        "scroll({}, 0)",
+        "select_option('3', [{}])",
+        "goto(({},))",
+        "press('3', {})",
+    ],
+)
+def test_a_number_with_more_digits_than_python_writes_is_no_action(text: str) -> None:
+    with pytest.raises(UnreadableAction):
+        parse_actions(text.format("0x" + "f" * 4000))
+
+
 @pytest.mark.parametrize("arguments", ["{", "[]", 3, '{"bid": null}', "[" * 100_000])
 def test_a_tool_call_that_cannot_be_read_says_why(arguments: object) -> None:
     with pytest.raises(UnreadableAction):

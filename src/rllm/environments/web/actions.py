@@ -244,7 +244,12 @@ def _with_arguments(name: str, positional: tuple[Any, ...], keywords: Mapping[st
     arguments: dict[str, Any] = {}
     for each in spec.parameters:
         if each.name in values:
-            arguments[each.name] = _value_of(spec, each, values[each.name])
+            try:
+                arguments[each.name] = _value_of(spec, each, values[each.name])
+            except UnreadableAction:
+                raise
+            except ValueError as error:  # an integer with more digits than Python writes
+                raise UnreadableAction(f"`{each.name}` of `{name}` has too many digits.") from error
         elif each.is_required:
             raise UnreadableAction(f"`{spec.signature}` needs `{each.name}`.")
         else:
