@@ -89,6 +89,14 @@ async def test_a_model_may_be_wrong_or_say_nothing_that_can_be_read(task: dict[s
     assert "test_add" not in shown[0], "hidden tests are not shown"
 
 
+async def test_patches_are_shown_in_the_order_of_the_attempts_that_made_them_first(
+    task: dict[str, Any],
+) -> None:
+    unread = await chosen("model", task, [WRONG, PATCH, WRONG], lambda question: "I cannot say")
+    assert (unread.attempt, unread.is_settled) == (0, False)
+    assert (await chosen("model", task, [WRONG, PATCH, WRONG], lambda question: "2")).attempt == 1
+
+
 @pytest.mark.slow
 async def test_visible_tests_drop_what_breaks_them_and_cannot_tell_the_rest(task: dict[str, Any]) -> None:
     choice = await chosen("tests", task, [BREAKING, WRONG, PATCH, "no patch"])

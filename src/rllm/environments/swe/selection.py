@@ -91,7 +91,10 @@ async def choose(
     if by == "majority":
         return _by_majority(left)
     # One of each patch: the earliest attempt that made it.
-    left = list({normalized_patch(each.patch): each for each in reversed(left)}.values())[::-1]
+    earliest: dict[str, PatchAttempt] = {}
+    for each in left:
+        earliest.setdefault(normalized_patch(each.patch), each)
+    left = list(earliest.values())
     if by == "tests":
         return await asyncio.to_thread(_by_tests, SWETask.from_row(row), left, backend)
     assert ask is not None, "who chooses by a model has one"
