@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rllm.agents.checks import check_agent
@@ -16,7 +17,7 @@ from rllm.agents.swe_agent import SWEAgent
 from rllm.engine.rollout import RolloutLimits, run_trajectory
 from rllm.environments.base import CUT_OFF, BaseEnv
 from rllm.environments.swe.scaffolds import read_calls, tool_schemas
-from rllm.environments.swe.swe import SWEEnv
+from rllm.environments.swe.swe import SWEEnv, demonstration
 from rllm.errors import AgentError, ConfigError
 from rllm.inference.scripted import ScriptedClient
 from rllm.trainer.samples import trajectory_rows
@@ -62,6 +63,13 @@ MEND = function(
     old_str="    return a - b",
     new_str="    return a + b",
 )
+
+
+def test_a_solution_without_a_final_newline_is_imitated_as_one_with_it(task: dict[str, Any]) -> None:
+    def turns(patch: str) -> object:
+        return demonstration({"entry": {**task, "patch": patch}}, noise=0.0, rng=np.random.default_rng(0))
+
+    assert turns(task["patch"].rstrip("\n")) == turns(task["patch"])
 
 
 async def test_an_agent_mends_the_issue_and_is_paid(task: dict[str, Any]) -> None:

@@ -226,6 +226,8 @@ def demonstration(task: Mapping[str, Any], *, noise: float, rng: np.random.Gener
         raise ConfigError(
             f"{row.instance_id} has no `patch` to imitate; set `warm_start.steps` to 0, or give its row one."
         )
+    # The last line of a here-document is a line of its own, also behind a patch that lacks its line end.
+    patch = patch if patch.endswith("\n") else f"{patch}\n"
     command = f"{words} <<'END_OF_PATCH'\n{patch}END_OF_PATCH"
     scaffold = task.get("scaffold", DEFAULT_SCAFFOLD)
     answers = [
