@@ -1,9 +1,10 @@
 """A command-line agent inside the sandbox of its task: that of the page, and some that go wrong."""
 
 import re
+import socket
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -93,6 +94,21 @@ async def test_a_call_that_the_model_itself_forbids_ends_no_harness(
     )
     assert episode.info["harness"]["exit_code"] == 0, episode.info
     assert answers == []
+
+
+class _OddSandbox:
+    """Hands out no socket for datagrams."""
+
+    def listen(self, port: int, *, datagrams: bool = False) -> socket.socket:
+        return socket.create_server(("127.0.0.1", 0))
+
+
+def test_a_door_that_cannot_serve_says_so_instead_of_waiting() -> None:
+    with (
+        pytest.raises(ValueError, match=r"UDP|datagram"),
+        door.Door(cast(Any, _OddSandbox()), "http://127.0.0.1:1/v1"),
+    ):
+        pytest.fail("nobody answers there")
 
 
 ASKS_ONCE = """

@@ -71,11 +71,16 @@ class Door:
             self._calls.close()
             raise
         self._is_serving, self._loop = threading.Event(), asyncio.new_event_loop()
+        self._failure: Exception | None = None
+        """The error for which it never served."""
         self._thread = threading.Thread(target=self._work, name="rllm-door", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         self._is_serving.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,8 +88,16 @@ class Door:
         self._thread.join()
 
     def _work(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
+        except Exception as error:
+            if self._is_serving.is_set():
+                raise
+            self._calls.close()
+            self._names.close()
+            self._failure = error
+            self._is_serving.set()  # who opens the door waits for it
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
