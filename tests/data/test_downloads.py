@@ -2,9 +2,12 @@
 
 import hashlib
 import io
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 
 from rllm.data import downloads
 from rllm.data.downloads import download, unpack
+from rllm.data.unpacking import extract_tar
 from rllm.errors import ConfigError
 
 CONTENT = bytes(range(256)) * 4096
@@ -26,6 +30,8 @@ class FileServer(ThreadingHTTPServer):
     cuts_after: list[int]
     """Bytes of the next answers after which the connection ends."""
     status = 200
+    both_ask: threading.Barrier | None = None
+    """What an answer waits at, in vain where only one asks."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -54,6 +60,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("ETag", self.server.etag)
         self.send_header("Content-Length", str(len(content) - begin))
         self.end_headers()
+        if self.server.both_ask is not None:
+            with suppress(threading.BrokenBarrierError):
+                self.server.both_ask.wait()
         cut = self.server.cuts_after.pop(0) if self.server.cuts_after else len(content)
         self.wfile.write(content[begin : begin + cut])
         self.close_connection = True
@@ -99,6 +108,19 @@ def test_a_later_call_goes_on_too(server: FileServer) -> None:
         download(server.url, sha256=SHA256)
     download(server.url, sha256=SHA256)
     assert server.asked[-1] == "bytes=3000-"
+
+
+def test_two_that_go_on_with_one_download_fetch_it_once(server: FileServer) -> None:
+    server.cuts_after = [1000] * downloads.TRIES
+    with pytest.raises(ConfigError):
+        download(server.url, sha256=SHA256)
+    server.both_ask = threading.Barrier(2, timeout=0.3)
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(download, server.url, sha256=SHA256) for _ in range(2)]
+        one, other = (each.result() for each in calls)
+    assert one == other
+    assert one.path.read_bytes() == CONTENT
+    assert server.asked[downloads.TRIES :] == ["bytes=3000-"]
 
 
 def test_a_file_that_changed_meanwhile_is_fetched_anew(server: FileServer) -> None:
@@ -169,6 +191,20 @@ def packed(members: dict[str, bytes], link: tuple[str, str] | None = None) -> by
             info.type, info.linkname = tarfile.SYMTYPE, link[1]
             archive.addfile(info)
     return data.getvalue()
+
+
+def test_an_archive_that_another_process_unpacked_meanwhile_is_there(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.content = packed({"top/file.txt": b"text"})
+    got = download(server.url)
+
+    def extract_as_another_does(archive: tarfile.TarFile, folder: Path) -> None:
+        extract_tar(archive, folder)
+        shutil.copytree(folder, folder.with_name(f"{got.path.name}-{got.sha256[:16]}"))
+
+    monkeypatch.setattr(downloads, "extract_tar", extract_as_another_does)
+    assert (unpack(got) / "file.txt").read_bytes() == b"text"
 
 
 def test_an_archive_is_unpacked_beside_its_download(server: FileServer) -> None:

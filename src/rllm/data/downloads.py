@@ -6,6 +6,8 @@ A download that broke off goes on where it stopped, if the server says that the 
 A file without a known checksum gets the one of its first download, and is held to it from then on.
 """
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +16,8 @@ import tarfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -54,21 +57,39 @@ def download(
     _require_safe(url)
     folder = rllm_home() / "downloads" / hashlib.sha256(url.encode()).hexdigest()[:16]
     target = folder / (Path(urlsplit(url).path).name or "file")
-    record = _record_of(target)
-    expected_hash = sha256 or record.get("sha256", "")
-    # The record is written last. A file without one may be that of a process killed in between.
-    if target.is_file() and record:
-        actual_hash = _sha256(target)
-        if actual_hash == expected_hash:
-            return Download(path=target, sha256=actual_hash)
-        if sha256 and record["sha256"] == actual_hash:  # the catalogue has moved on to another version
-            target.unlink()
-        else:
-            raise ConfigError(f"{target} is not what was downloaded; delete it to fetch {url} again.")
+    earlier = _earlier_download(url, target, sha256)
+    if earlier is not None:
+        return earlier
     with StorageErrors(target):
         folder.mkdir(parents=True, exist_ok=True)
-        etag = _fetch(url, target.with_name(target.name + ".part"), on_bytes, timeout_s)
+    with _only_one(target.with_name(target.name + ".lock")):
+        # Another process may have fetched it while this one waited.
+        return _earlier_download(url, target, sha256) or _new_download(
+            url, target, sha256, on_bytes, timeout_s
+        )
+
+
+def _earlier_download(url: str, target: Path, sha256: str) -> Download | None:
+    """The download of before; None where there is nothing, or an older version than that with `sha256`."""
+    record = _record_of(target)
+    # The record is written last. A file without one may be that of a process killed in between.
+    if not (target.is_file() and record):
+        return None
+    actual_hash = _sha256(target)
+    if actual_hash == (sha256 or record.get("sha256", "")):
+        return Download(path=target, sha256=actual_hash)
+    if sha256 and record["sha256"] == actual_hash:  # the catalogue has moved on to another version
+        return None
+    raise ConfigError(f"{target} is not what was downloaded; delete it to fetch {url} again.")
+
+
+def _new_download(
+    url: str, target: Path, sha256: str, on_bytes: Callable[[int, int], None], timeout_s: float
+) -> Download:
+    expected_hash = sha256 or _record_of(target).get("sha256", "")
     part = target.with_name(target.name + ".part")
+    with StorageErrors(target):
+        etag = _fetch(url, part, on_bytes, timeout_s)
     actual_hash = _sha256(part)
     if sha256 and actual_hash != sha256:
         part.unlink()
@@ -90,6 +111,23 @@ def download(
     return Download(path=target, sha256=actual_hash)
 
 
+@contextmanager
+def _only_one(lock: Path) -> Iterator[None]:
+    """Waits while another process, or thread, fetches the same file: both would append to one part."""
+    # The file stays for good: were it removed, two processes could lock two files of the same name.
+    with StorageErrors(lock):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
+                raise
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def unpack(got: Download) -> Path:
     """Unpack an archive into a directory beside it. Returns that, or the one folder in it, where it is all.
 
@@ -103,7 +141,11 @@ def unpack(got: Download) -> Path:
             try:
                 with open_tar(got.path) as archive:
                     extract_tar(archive, temporary)
-                os.rename(temporary, target)
+                try:
+                    os.rename(temporary, target)
+                except OSError:
+                    if not target.is_dir():  # else another process was faster
+                        raise
             except tarfile.TarError as error:
                 raise ConfigError(f"{got.path} cannot be unpacked: {error}.") from error
             finally:
