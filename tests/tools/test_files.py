@@ -12,7 +12,7 @@ from rllm.errors import ConfigError
 from rllm.sandbox import open_sandbox
 from rllm.tools import ToolError
 from rllm.tools.files import MAX_FILE_BYTES, FileEditor, FileViewer
-from rllm.tools.workspaces import DirectoryPlace, inner_path
+from rllm.tools.workspaces import MAX_ENTRIES, DirectoryPlace, inner_path
 
 
 @pytest.fixture(params=["directory", "sandbox"])
@@ -171,6 +171,13 @@ def test_a_large_directory_is_cut_with_a_mark(tmp_path: Path) -> None:
         (tmp_path / f"f{number:03}").touch()
     listing = FileViewer(tmp_path)(path=".").text.split("\n")
     assert (len(listing), listing[-1]) == (502, "[… more …]")
+
+
+def test_files_are_listed_beside_any_number_of_hidden_ones(tmp_path: Path) -> None:
+    for number in range(MAX_ENTRIES + 1):
+        (tmp_path / f".f{number:03}").touch()
+    (tmp_path / "shown").touch()
+    assert DirectoryPlace(tmp_path).entries(".", 1) == ["shown"]
 
 
 def test_a_hard_link_to_a_file_outside_is_neither_read_nor_written(tmp_path: Path) -> None:

@@ -121,10 +121,8 @@ def _make_directory(name: str, inside: int) -> None:
 
 def _walk(directory: int, before: str, depth: int) -> Iterator[str]:
     with os.scandir(directory) as scan:
-        entries = sorted(scan, key=lambda entry: entry.name)[: MAX_ENTRIES + 1]
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
+        visible = [entry for entry in scan if not entry.name.startswith(".")]
+    for entry in sorted(visible, key=lambda entry: entry.name)[: MAX_ENTRIES + 1]:
         name = before + entry.name
         if not entry.is_dir(follow_symlinks=False):
             yield name
