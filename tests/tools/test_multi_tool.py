@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -13,6 +14,23 @@ from rllm.errors import ConfigError, SandboxError
 from rllm.tools import MultiTool, ToolError, tool
 from rllm.tools.clipping import MIN_LIMIT_CHARS, clip
 from rllm.types.messages import ToolCall
+
+
+class _LateFuture(Future[str]):
+    """Ends between the question for its result and the question whether it has ended."""
+
+    def result(self, timeout: float | None = None) -> str:
+        try:
+            return super().result(timeout)
+        finally:
+            self.set_result("late")
+
+
+def test_a_call_that_ends_just_behind_its_limit_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rllm.tools.multi.start_in_thread", lambda run: _LateFuture())
+    output = MultiTool([say], timeout_s=0.05).call({"name": "say", "arguments": {"text": "x"}})
+    assert output.metadata.get("timed_out") is True
+    assert "raised" not in output.metadata
 
 
 @tool

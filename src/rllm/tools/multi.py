@@ -162,11 +162,13 @@ class MultiTool:
         ends_s = ready.started_s + ready.timeout_s
         while not future.done() and (left_s := ends_s - time.monotonic()) > 0:
             wait([future], timeout=min(left_s, _NOTICE_S))
+        # Asked before the result, because the call may end between the two questions.
+        has_ended = future.done()
         try:
             # SystemExit as well, because one that a tool raises would end the caller.
             output = ready.tool.output_of(future.result(timeout=0))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - told to the model, or raised again
-            output = _failure(ready, error, timed_out=not future.done())
+            output = _failure(ready, error, timed_out=not has_ended and isinstance(error, TimeoutError))
         return self._finish(ready, output)
 
     async def _await_output(self, ready: _Ready | ToolOutput) -> ToolOutput:
