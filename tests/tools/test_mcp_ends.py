@@ -13,7 +13,10 @@ import pytest
 
 pytest.importorskip("mcp", reason="the `mcp` extra is not installed")
 
+from rllm.tools import mcp_loop
 from rllm.tools.mcp import MCPPool, MCPServer, mcp_tools
+from rllm.tools.mcp_connection import Connection
+from rllm.tools.mcp_sessions import MCPLease
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="who descends from whom is read from /proc")
 
@@ -93,6 +96,33 @@ def test_nothing_outlives_an_owner_that_is_killed_or_forgets_to_close(end: str, 
             owner.kill()
         owner.wait(timeout=20)
     assert until(lambda: not any(map(is_running, pids)))
+
+
+def test_a_lease_that_is_cancelled_while_it_tells_the_others_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = MCPPool(MCPServer(command=[sys.executable, ODD]))
+    is_open: list[object] = []
+
+    async def open_while_others_are_told(connection: Connection) -> None:
+        await pool._changed.acquire()
+        is_open.append(connection)
+
+    async def cancel_it() -> int:
+        lease = asyncio.ensure_future(pool._lease())
+        while not is_open:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        lease.cancel()
+        pool._changed.release()
+        for each in await asyncio.gather(lease, return_exceptions=True):
+            if isinstance(each, MCPLease):
+                await each._release()
+        return pool.num_sessions
+
+    monkeypatch.setattr(Connection, "open", open_while_others_are_told)
+    assert mcp_loop.run(cancel_it()) == 0
+    pool.close()
 
 
 async def test_cancelling_a_lease_that_starts_leaves_no_process() -> None:

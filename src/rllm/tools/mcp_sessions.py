@@ -206,7 +206,8 @@ class MCPPool:
                 self._warm.append(connection)
         finally:
             self._num_opening -= 1
-            await self._notify()
+            # Not awaited: a lease that is cancelled just then has a session already, and nobody to return it.
+            self._chore(self._notify())
         return connection
 
     def _may_take(self) -> bool:
@@ -250,7 +251,7 @@ class MCPPool:
         if left <= 0 and not (self.server.shared and connection.is_usable):
             await connection.close()  # before its place is free: never more than `max_sessions` processes
             self._leases.pop(connection, None)
-        await self._notify()
+        self._chore(self._notify())
         self._keep_warm()
 
     def _retire(self, connection: Connection) -> None:
