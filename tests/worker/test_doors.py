@@ -22,6 +22,7 @@ from rllm.data import DatasetRegistry
 from rllm.worker import Worker
 from rllm.worker.host import WorkerHost
 from rllm.worker.http import WorkerServer
+from rllm.worker.store import Run
 
 
 def rllm(*words: str | Path, stdin: str = "") -> Result:
@@ -32,6 +33,35 @@ def rllm(*words: str | Path, stdin: str = "") -> Result:
 
 def inputs(run_id: str = "a", task: str = "four") -> dict[str, Any]:
     return {"run_id": run_id, "task": task}
+
+
+async def test_a_run_that_ends_while_it_is_looked_up_is_not_told_as_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKER_SLEEP_S", "0.2")
+    contract = read_contract(files.write_worker(tmp_path))
+    async with WorkerHost([contract], tmp_path / "runs") as host, aiohttp.ClientSession() as http:
+        server = WorkerServer(host, token=None)
+        await server.start()
+        worker = host.workers["measure"]
+        find = worker.find
+        runs = f"{server.url}/workers/measure/runs"
+        running = asyncio.ensure_future(http.post(runs, json={"inputs": inputs()}))
+
+        async def find_before_the_end(key: str) -> Run | None:
+            run = await find(key)
+            (await running).release()
+            return run
+
+        try:
+            while not worker.is_under_way("a"):
+                await asyncio.sleep(0.01)
+            monkeypatch.setattr(worker, "find", find_before_the_end)
+            async with http.get(f"{runs}/a") as reply:
+                body = await reply.json()
+            assert body.get("state") in ("running", None), body
+        finally:
+            await server.close()
 
 
 async def test_over_http_statuses_are_those_of_the_contract(tmp_path: Path) -> None:

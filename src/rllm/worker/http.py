@@ -136,12 +136,15 @@ class WorkerServer:
         worker, key = self._worker(request), request.match_info["key"]
         if "text/event-stream" in request.headers.get("Accept", ""):
             return await self._stream(request, worker, key)
+        # Asked before the store is read as well: a run that ends meanwhile was not interrupted.
+        was_under_way = worker.is_under_way(key)
         run = await worker.find(key)
         if run is not None and run.response is not None:
             return _answer(WorkerResponse.from_body(run.response))
-        if run is None and not worker.is_under_way(key):
+        is_under_way = was_under_way or worker.is_under_way(key)
+        if run is None and not is_under_way:
             return _refusal(404, "not_found", f"{worker.contract.id} has no run with the key {key!r:.100}.")
-        state = "running" if worker.is_under_way(key) else "interrupted"
+        state = "running" if is_under_way else "interrupted"
         return web.json_response({"state": state, "attempts": run.attempts if run else 0}, status=202)
 
     async def _stream(self, request: web.Request, worker: WorkerRuntime, key: str) -> web.StreamResponse:
