@@ -1,6 +1,8 @@
 """A worker's runtime: statuses, keys, attempts, time and room, with real programs and a real store."""
 
 import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from worker_files import HeldProgram, runtime
 from rllm.contracts import RunStatus
 from rllm.errors import InferenceError, RunInUseError
 from rllm.worker.admission import Admission
+from rllm.worker.disk import StoreThread
 from rllm.worker.store import Run, RunStore, canonical_json, digest_of
 
 
@@ -21,6 +24,19 @@ def length(task: Any, config: Any) -> dict[str, Any]:
 
 def request(run_id: str = "a", task: str = "four") -> dict[str, Any]:
     return {"run_id": run_id, "task": task}
+
+
+def test_a_caller_whose_loop_is_closed_holds_up_no_other(tmp_path: Path) -> None:
+    disk, go_on = StoreThread(RunStore(tmp_path)), threading.Event()
+
+    async def asked(work: Callable[[], Any], limit_s: float) -> Any:
+        return await asyncio.wait_for(disk.call(work), limit_s)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(asked(go_on.wait, 0.05))
+    go_on.set()
+    assert asyncio.run(asked(lambda: "kept", 10)) == "kept"
+    disk.close()
 
 
 async def test_an_answer_has_the_agents_part_and_the_runtimes(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -69,7 +70,8 @@ class StoreThread:
             pairs = list(zip(orders, outcomes, strict=True))
             for loop in {each.loop for each in orders}:
                 own = [(each.done, outcome) for each, outcome in pairs if each.loop is loop]
-                loop.call_soon_threadsafe(_settle, own)
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(_settle, own)
 
 
 def _settle(outcomes: list[tuple["asyncio.Future[Any]", Any]]) -> None:
