@@ -64,6 +64,12 @@ def test_no_tampering_pays_or_goes_unscored(backend: str, every: int) -> None:
     assert [each for each in findings if each.verdict is not AttackVerdict.HELD] == []
 
 
+def test_a_program_in_a_hidden_folder_is_held_as_any_other() -> None:
+    name = "started by the tests: a link to a program in a hidden folder"
+    findings = examine_tests(needed("bubblewrap"), {name: TAMPERINGS[name]})
+    assert [each.verdict for each in findings] == [AttackVerdict.HELD, AttackVerdict.HELD], findings
+
+
 @pytest.mark.parametrize("backend", ["bubblewrap", pytest.param("unshare", marks=pytest.mark.slow)])
 def test_nor_where_the_tests_run_pytest(backend: str) -> None:
     if find_spec("pytest") is None or sys.version_info[:2] != _system_python():

@@ -229,7 +229,7 @@ def _guard(fresh: Sandbox, examination: Examination, left: Snapshot) -> GuardRul
     if examination.backend == "docker" or not _has_landlock():
         return None
     with tarfile.open(fileobj=io.BytesIO(left.tar)) as tar:
-        paths = [f"/{each.name.lstrip('./')}" for each in tar if each.isfile() or each.islnk()]
+        paths = [f"/{each.name.removeprefix('./')}" for each in tar if each.isfile() or each.islnk()]
     fresh.write(LEFT, json.dumps(paths))
     return GuardRules(
         hidden=(TESTS, LOGS),
