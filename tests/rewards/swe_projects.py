@@ -25,6 +25,25 @@ diff --git a/calc/__init__.py b/calc/__init__.py
 
  def twice(a):
 """
+FORGING = """\
+import hashlib, json, os, sys
+frame, report = sys._getframe(), {"code": 0, "canary": "FAILED", "tests": dict.fromkeys(NAMES, "PASSED")}
+text = json.dumps(report)
+while frame is not None:
+    for value in [*frame.f_locals.values()]:
+        mac = None
+        if isinstance(value, str) and len(value) == 32:
+            mac = hashlib.blake2b(key=value.encode())
+        elif isinstance(value, hashlib.blake2b):
+            mac = value.copy()
+        if mac is not None:
+            mac.update(text.encode())
+            with open("/logs/verifier/report.json", "w") as stream:
+                json.dump({"seal": mac.hexdigest(), "report": text}, stream)
+            os._exit(0)
+    frame = frame.f_back
+"""
+"""Code of a patch that looks among the variables of its callers for what seals a report."""
 LIMITS = Limits(wall_s=60, cpu_s=60, memory_mb=512, disk_mb=128, processes=128)
 
 
@@ -80,3 +99,8 @@ def row(source: Path, **fields: Any) -> dict[str, Any]:
         "PASS_TO_PASS": ["tests/test_old.py::test_twice"],
         **fields,
     }
+
+
+def forging_line(names: list[str]) -> str:
+    """FORGING in one line, for tests of these names."""
+    return f"exec({f'NAMES = {names!r}; ' + FORGING!r})"

@@ -17,7 +17,17 @@ from rllm.rewards.swe_grading import grade_patch
 from rllm.rewards.swe_world import SWEWorld, patch_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-from swe_projects import HIDDEN, LIMITS, PATCH, project, repository, row, run_git, usable_backend
+from swe_projects import (
+    HIDDEN,
+    LIMITS,
+    PATCH,
+    forging_line,
+    project,
+    repository,
+    row,
+    run_git,
+    usable_backend,
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +82,13 @@ def test_a_patch_that_ends_the_run_is_at_fault_where_the_reference_does_not(worl
     patch = PATCH.replace("return a + b", forged).replace("+1,6", "+1,7")
     grade = grade_patch(world, patch)
     assert (grade.score, grade.reason) == (0.0, "the tests did not run to their end")
+
+
+def test_no_caller_of_a_patch_has_a_variable_that_seals_a_report(world: SWEWorld) -> None:
+    forging = forging_line([*world.task.fail_to_pass, *world.task.pass_to_pass])
+    grade = grade_patch(world, PATCH.replace("return a + b", forging))
+    assert grade.score == 0.0
+    assert "tests/test_add.py::test_add" in grade.reason
 
 
 def test_a_row_whose_own_solution_ends_the_run_is_an_error_and_no_score(world: SWEWorld) -> None:
@@ -253,11 +270,11 @@ def git_file(path: str, text: str) -> str:
 
 FORGING = """\
 cat > /tests/swe_tests.py <<'PY'
-import hashlib, hmac, json, sys
+import hashlib, json, sys
 names = [each for each in json.load(open("/tests/plan.json"))["files"]]
 tests = {"tests/test_add.py::test_add": "PASSED", "tests/test_old.py::test_twice": "PASSED"}
 text = json.dumps({"code": 0, "canary": "FAILED", "tests": tests})
-seal = hmac.new(sys.stdin.readline().strip().encode(), text.encode(), hashlib.sha256).hexdigest()
+seal = hashlib.blake2b(text.encode(), key=sys.stdin.readline().strip().encode()).hexdigest()
 json.dump({"seal": seal, "report": text}, open("/logs/verifier/report.json", "w"))
 PY
 cat

@@ -18,7 +18,7 @@ from rllm.rewards.swe_visible import run_visible_tests
 from rllm.rewards.swe_world import SWEWorld
 
 sys.path.insert(0, str(Path(__file__).parent))
-from swe_projects import LIMITS, PATCH, project, row, usable_backend
+from swe_projects import LIMITS, PATCH, forging_line, project, row, usable_backend
 
 UNITTEST = '''\
 import unittest
@@ -123,6 +123,12 @@ def test_what_a_patch_prints_or_does_to_unittest_earns_nothing(
     grade = grade_patch(python_world, PATCH.replace("return a + b", body))
     assert grade.score == 0.0
     assert reason in grade.reason or "resolved: no" in grade.reason
+
+
+def test_no_caller_of_a_patch_has_a_variable_that_seals_a_report_of_unittest(python_world: SWEWorld) -> None:
+    forging = forging_line([*python_world.task.fail_to_pass, *python_world.task.pass_to_pass])
+    grade = grade_patch(python_world, PATCH.replace("return a + b", forging))
+    assert (grade.score, set(grade.metadata["fail_to_pass"].values())) == (0.0, {"FAILED"})
 
 
 @pytest.fixture(scope="module")

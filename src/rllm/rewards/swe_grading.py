@@ -305,5 +305,5 @@ def _open_seal(sealed_bytes: bytes, secret: str) -> dict[str, Any] | None:
         return None
     if not isinstance(text, str) or not isinstance(seal, str):
         return None
-    expected = hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+    expected = hashlib.blake2b(text.encode(), key=secret.encode()).hexdigest()
     return json.loads(text) if hmac.compare_digest(seal, expected) else None

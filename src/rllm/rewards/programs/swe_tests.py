@@ -6,12 +6,12 @@
                     ──► another runner ──► its log ────────────────────────────────────┴─► report.json
 
 The report is sealed with a secret that comes on stdin and that the tests' process reads before anything of
-the patch is imported; what a program prints, or writes in its place, has no seal. Of a runner that is no
-Python program the secret stays here, and its log is sealed. Standard library alone, but for pytest.
+the patch is imported, and keeps in no variable; what a program prints, or writes in its place, has no seal.
+Of a runner that is no Python program the secret stays here, and its log is sealed. Standard library alone,
+but for pytest.
 """
 
 import hashlib
-import hmac
 import json
 import os
 import random
@@ -41,8 +41,14 @@ def main() -> None:
     # It names the hidden tests, so it is gone before anything of the patch runs.
     os.unlink(f"{TESTS}/plan.json")
     if len(sys.argv) > 1:
-        run(plan, sys.stdin.readline().strip())
-        return
+        # The hash is on the interpreter's stack alone until the tests have ended: a patch finds it neither
+        # among the variables of its callers nor among the objects that `gc` lists. `json.dumps` is looked up
+        # before the patch is imported as well.
+        mac, text = keyed_hash(sys.stdin.readline().strip()), json.dumps(run(plan)).encode()
+        mac.update(text)
+        write_sealed(text.decode(), mac.hexdigest())
+        sys.stdout.flush()
+        os._exit(0)  # threads and exit functions of the patch are not waited for
     secret = sys.stdin.readline().strip()
     fault = prepare(plan)
     if fault:
@@ -271,19 +277,18 @@ def run_command(words: "list[str]") -> dict:
     return {"code": process.returncode, "log": log.decode("utf-8", "replace")}
 
 
-def run(plan: dict, secret: str) -> None:
+def run(plan: dict) -> dict:
     """A report of how every test ended. This process imports what was patched."""
-    (run_pytest if plan["runner"] == "pytest" else run_unittest)(plan, secret)
+    report = (run_pytest if plan["runner"] == "pytest" else run_unittest)(plan)
+    return {**report, "tree": plan["tree"]}
 
 
-def run_unittest(plan: dict, secret: str) -> None:
+def run_unittest(plan: dict) -> dict:
     """unittest, or a program that runs tests of unittest's as Django's does."""
     import unittest
 
     collector = UnittestCollector(plan["canary"] and plan["canary"]["name"])
     collector.watch(unittest.TestResult)
-    seal_report = sealer(secret)
-    del secret
     first, *rest = plan["words"]
     sys.argv = [first, *rest]
     code = 0
@@ -296,9 +301,7 @@ def run_unittest(plan: dict, secret: str) -> None:
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
     report = {"code": code, "canary": collector.canary_status, "tests": collector.statuses}
-    write_sealed({**report, "names": collector.names, "tree": plan["tree"]}, seal_report)
-    sys.stdout.flush()
-    os._exit(0)
+    return {**report, "names": collector.names}
 
 
 UNITTEST_EVENTS = {
@@ -352,7 +355,7 @@ class UnittestCollector:
         self.names[name] = [each for each in display_names if each]
 
 
-def run_pytest(plan: dict, secret: str) -> None:
+def run_pytest(plan: dict) -> dict:
     """pytest over the files."""
     import pytest
 
@@ -365,13 +368,8 @@ def run_pytest(plan: dict, secret: str) -> None:
         "-p",
         "no:cacheprovider",
     ]
-    seal_report = sealer(secret)
-    del secret
     code = pytest.main([*words, *plan["files"]], plugins=[collector])
-    report = {"code": int(code), "canary": collector.canary_status, "tests": collector.statuses}
-    write_sealed({**report, "tree": plan["tree"]}, seal_report)
-    sys.stdout.flush()
-    os._exit(0)  # threads and exit functions of the patch are not waited for
+    return {"code": int(code), "canary": collector.canary_status, "tests": collector.statuses}
 
 
 class Collector:
@@ -407,24 +405,18 @@ def status_of(report):
     return None
 
 
-def sealer(secret: str):
-    """A function that gives the text of a report and its seal, by functions as they are before the patch."""
-    mac, dumps = hmac.new(secret.encode(), digestmod=hashlib.sha256), json.dumps
-
-    def seal_report(report):
-        text = dumps(report)
-        mac.update(text.encode())
-        return text, mac.hexdigest()
-
-    return seal_report
+def keyed_hash(secret: str) -> "hashlib.blake2b":
+    """The hash whose digest is a seal. Its type is fixed and its methods are C, so no patch replaces them."""
+    return hashlib.blake2b(key=secret.encode())
 
 
 def write_report(report: dict, secret: str) -> None:
-    write_sealed(report, sealer(secret))
+    mac, text = keyed_hash(secret), json.dumps(report)
+    mac.update(text.encode())
+    write_sealed(text, mac.hexdigest())
 
 
-def write_sealed(report: dict, seal_report) -> None:
-    text, seal = seal_report(report)
+def write_sealed(text: str, seal: str) -> None:
     part = f"{REPORT}.part"
     with open(part, "w", encoding="ascii") as stream:
         json.dump({"seal": seal, "report": text}, stream)
