@@ -103,3 +103,24 @@ def test_what_a_held_program_makes_is_held_and_what_the_tests_make_is_not() -> N
     done, sandbox = ran("bubblewrap", {"/app/make.sh": f"echo '{HELD_OR_NOT}' > /tmp/made.sh"}, script)
     with sandbox:
         assert done.stdout.split() == ["held", "secret"], done
+
+
+THREAD_THAT_EXECS = """
+import os, threading
+threading.Thread(target=os.execv, args=("/bin/true", ["true"])).start()
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["bash wait.sh & bash wait.sh & wait", "python3 exec.py"],
+    ids=["two at a time", "a thread that becomes another program"],
+)
+def test_what_the_tests_make_after_held_programs_ended_is_not_held(start: str) -> None:
+    pause = "sleep 0.1"  # longer than the grain of the clock of files
+    script = f"{start}; {pause}; echo 'cat /tests/expected' > /tmp/own.sh; bash /tmp/own.sh"
+    theirs = {"/app/wait.sh": pause, "/app/exec.py": THREAD_THAT_EXECS}
+    done, sandbox = ran("bubblewrap", theirs, script)
+    with sandbox:
+        assert done.stdout == "secret\n", done

@@ -156,7 +156,10 @@ class Guard:
     # ---- who is an agent's ---------------------------------------------------------------------------------
 
     def _begin(self, pid: int) -> None:
-        if self._message(pid) in self._tids:  # which thread it was
+        thread = self._message(pid)
+        if thread in self._tids:
+            # Of a thread that becomes another program no end is told: it goes on under its process's id.
+            self._tids.remove(thread)
             self._tids.add(pid)
         if pid in self._tids:
             return
@@ -165,7 +168,8 @@ class Guard:
             words = [os.fsdecode(each) for each in stream.read().split(b"\0")[:-1]]
         if not self._is_agents(program, words, folder):
             return
-        self._spans.append([time.time() - CLOCK_GRAIN_S, float("inf")])
+        if not self._tids:  # else the last span is still open, and stays so until the last of them ends
+            self._spans.append([time.time() - CLOCK_GRAIN_S, float("inf")])
         self._tids.add(pid)
         try:
             self._hold(pid, self._access_of(words, folder))
