@@ -11,11 +11,13 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox import Limits, Root, Sandbox, SandboxPool, Scope, open_sandbox
+from rllm.sandbox.inside.files import merged_states
 
 LIMITS = Limits(wall_s=30, cpu_s=20, memory_mb=256, disk_mb=48, processes=32)
 WHOLE = Scope(folders=("/app", "/data"))
@@ -179,6 +181,30 @@ def test_changes_alone_make_the_same_files_of_the_same_layers(
     with opened(box.backend, layers) as fresh:
         fresh.restore(changes)
         assert tree_of(fresh) == tree_of(box)
+
+
+def test_a_file_that_was_rewritten_is_looked_at_once_a_state(tmp_path: Path) -> None:
+    """Not once for each other file: a program may rewrite tens of thousands."""
+    num_calls: list[int] = []
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        num_calls[-1] += event == "c_call"
+
+    for num_files in (50, 400):
+        states = [tmp_path / f"{num_files}-{number}" for number in range(2)]
+        for state in states:
+            (state / "app").mkdir(parents=True)
+            for number in range(num_files):
+                (state / "app" / str(number)).write_text("")
+        num_calls.append(0)
+        sys.setprofile(count)
+        try:
+            present, absent = merged_states([str(state) for state in states])
+        finally:
+            sys.setprofile(None)
+        assert {*present.values()} == {str(states[1] / "app" / str(number)) for number in range(num_files)}
+        assert absent == {*present}
+    assert num_calls[1] < 10 * num_calls[0]
 
 
 def test_changes_stay_within_their_scope(box: Sandbox, layers: tuple[str, ...]) -> None:

@@ -123,12 +123,7 @@ def changes(payload: dict[str, Any]) -> None:
     character devices 0:0.
     """
     scope = _ChangesScope(payload)
-    present: dict[str, str] = {}
-    absent: set[str] = set()
-    for state in payload["states"]:
-        for name in sorted(os.listdir(f"/{state}")):
-            top = "" if name == "root" else f"/{name}"
-            _merge(f"/{state}/{name}", top, present, absent)
+    present, absent = merged_states([f"/{state}" for state in payload["states"]])
     removals = {each for path in absent for each in scope.removals(path)}
     with _Packer(most_bytes=payload["most_bytes"], link_homes=None) as packer:
         for path in sorted(removals):
@@ -143,26 +138,48 @@ def changes(payload: dict[str, Any]) -> None:
                 packer.add_alone(here, f".{path}", about)
 
 
-def _merge(top: str, place: str, present: dict[str, str], absent: set[str]) -> None:
-    """Lay what is below `top`, the upper directory of an overlay on `place`, over what is `present`."""
+def merged_states(states: list[str]) -> tuple[dict[str, str], set[str]]:
+    """Path -> the file that is there after the last of `states`, which hold upper directories of overlays;
+    and every path that is removed, or is no directory and may replace one."""
+    latest: dict[str, tuple[int, str]] = {}
+    cuts: dict[str, int] = {}
+    for number, state in enumerate(states):
+        for name in sorted(os.listdir(state)):
+            _merge(f"{state}/{name}", "" if name == "root" else f"/{name}", number, latest, cuts)
+    present = {
+        path: here
+        for path, (number, here) in latest.items()
+        if all(cuts.get(above, number) <= number for above in _paths_above(path))
+    }
+    return present, {*cuts}
+
+
+def _merge(
+    top: str, place: str, number: int, latest: dict[str, tuple[int, str]], cuts: dict[str, int]
+) -> None:
+    """Lay what is below `top`, the upper directory of an overlay on `place` in state `number`, over `latest`;
+    `cuts` has the last state in which nothing is left of what earlier ones have below a path."""
     stack = [(f"{top}/{name}", f"{place}/{name}") for name in os.listdir(top)]
     while stack:
         here, path = stack.pop()
         about = os.lstat(here)
         is_directory = stat.S_ISDIR(about.st_mode)
         if not is_directory or _is_opaque(here):
-            for each in [each for each in present if each.startswith(f"{path}/")] if path in present else ():
-                del present[each]
-            absent.add(path)
+            cuts[path] = number
         if stat.S_ISCHR(about.st_mode):
-            present.pop(path, None)
+            latest.pop(path, None)
             continue
-        present[path] = here
+        latest[path] = (number, here)
         if is_directory:
             try:
                 stack += [(f"{here}/{name}", f"{path}/{name}") for name in os.listdir(here)]
             except PermissionError:
                 continue  # its program made it unreadable
+
+
+def _paths_above(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:place]) for place in range(2, len(parts))]
 
 
 def _is_opaque(path: str) -> bool:
