@@ -125,6 +125,20 @@ class TestEverySandbox:
         with pytest.raises(FileExistsError, match="exists already"):
             sandbox.download("out", tmp_path / "out")
 
+    def test_a_download_names_all_that_it_leaves_out_in_any_script(
+        self, sandbox: Sandbox, tmp_path: Path
+    ) -> None:
+        """Each letter takes six bytes or twelve on its way, and more come than a pipe holds."""
+        names = ["ü" * 80 + str(number) for number in range(150)] + ["𝄞" * 60]
+        script = f"import os; os.mkdir('piped')\nfor name in {names!r}: os.mkfifo('piped/' + name)"
+        sandbox.exec(["python3", "-c", script])
+        assert sandbox.download("piped", tmp_path / "piped") == sorted(f"./{name}" for name in names)
+
+    def test_a_file_may_have_as_long_a_name_as_the_system_allows(self, sandbox: Sandbox) -> None:
+        for name in ("ü" * 125, "ü" * 127, "x" * 255):
+            sandbox.write(name, name)
+            assert sandbox.read(name).decode() == name
+
     def test_an_upload_refuses_a_link(self, sandbox: Sandbox, tmp_path: Path) -> None:
         (tmp_path / "linked").mkdir()
         (tmp_path / "linked" / "to").symlink_to("/etc/passwd")

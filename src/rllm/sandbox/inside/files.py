@@ -57,7 +57,7 @@ def write(path: str, box: str, root: str) -> None:
     """stdin to a plain file, which is replaced: what a link of that name points to stays as it is."""
     folder, name = _folder_of(path, box, root, makes=True)
     # Written beside it and renamed, so that a full disk leaves the old file as it was.
-    part = f".{name}.part"[:255]
+    part = os.fsencode(f".{name}.part")[:255]
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with contextlib.suppress(FileNotFoundError):  # as it should be
         os.unlink(part, dir_fd=folder)
@@ -240,7 +240,7 @@ class _Packer:
             self._tar.close()
             self._stream.flush()
             if self._names:
-                os.write(3, json.dumps(self._names).encode()[:60_000])
+                write_all(3, json.dumps(self._names).encode())
 
     def leave_out(self, name: str) -> None:
         if len(self._names) < MOST_NAMED:
