@@ -276,13 +276,20 @@ def _without(whole: Value, part: Value) -> Several | None:
     numbers = sorted({each.value for each in points if isinstance(each, Scalar) and each.value is not None})
     if len(numbers) != len(points):
         return None
-    pieces: list[Value] = []
-    opening = whole.brackets[0]
+    pieces: list[Several] = []
+    opening, closing = whole.brackets
+    lowest, highest = (getattr(each, "value", None) for each in whole.items)
     for number in numbers:
+        if number == lowest:
+            opening = "("
+        elif number == highest:
+            closing = ")"
+        if (lowest is not None and number <= lowest) or (highest is not None and number >= highest):
+            continue  # nothing of the interval is on its other side
         pieces.append(Several(brackets=f"{opening})", items=(begin, Scalar(text=str(number), value=number))))
         opening, begin = "(", Scalar(text=str(number), value=number)
-    pieces.append(Several(brackets=f"{opening}{whole.brackets[1]}", items=(begin, end)))
-    return Several(brackets="U", items=tuple(pieces))
+    pieces.append(Several(brackets=f"{opening}{closing}", items=(begin, end)))
+    return Several(brackets="U", items=tuple(pieces)) if len(pieces) > 1 else pieces[0]
 
 
 def _points(value: Value) -> tuple[Value, ...]:
