@@ -5,9 +5,11 @@ import io
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox import Limits, Root, Sandbox, SandboxPool, Scope, open_sandbox
 from rllm.sandbox.inside.files import merged_states
+from rllm.sandbox.process import WardenProcess
 
 LIMITS = Limits(wall_s=30, cpu_s=20, memory_mb=256, disk_mb=48, processes=32)
 WHOLE = Scope(folders=("/app", "/data"))
@@ -219,6 +222,29 @@ def test_changes_stay_within_their_scope(box: Sandbox, layers: tuple[str, ...]) 
         fresh.restore(box.snapshot(scope))
         shown = fresh.exec("ls / | grep -E 'out|steer|data'; ls /app /app/sub; id -u >/dev/null").stdout
     assert shown.split() == ["out", "/app:", "kept", "sub", "/app/sub:", "b", "c", "d"]
+
+
+def test_no_answer_to_an_order_that_was_interrupted_is_taken_for_that_to_the_next(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctrl_c = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    ctrl_c.start()
+    with pytest.raises(KeyboardInterrupt):
+        box.exec("sleep 30")
+    first = box.keep_state()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for act in (box.keep_state, lambda: box.listen(61001)):
+        with monkeypatch.context() as patch:
+            patch.setattr(WardenProcess, "_hear", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                act()
+    assert box.exec("echo alive").stdout == "alive\n"
+    with box.listen(61002) as door:
+        assert door.getsockname()[1] == 61002
+    assert (first.chain, box.keep_state().chain) == ((0,), (0, 1, 2))
 
 
 def test_a_pool_keeps_sandboxes_with_layers_ready(backend: str, layers: tuple[str, ...]) -> None:

@@ -91,7 +91,9 @@ class WardenProcess:
         self.read_only: tuple[str, ...] = ()
         """The parts of a writable root that are not writable."""
         self._root = root
-        self._runs = 0
+        self._last_order = 0
+        """The number of the last order. Answers bear it: those to orders whose callers were interrupted are
+        still to come."""
         self._closed = threading.Event()
         self._in_use = threading.RLock()
         """Held during a run: `close` from another thread ends the run, and then waits for this."""
@@ -194,9 +196,9 @@ class WardenProcess:
     def run(self, job: Job) -> Ended:
         """Run one job to its end. Raises WardenDied, or SandboxError where a cell could not be made."""
         with self._in_use:
-            self._runs += 1
             wire = _Wire(job)
             try:
+                self._last_order += 1
                 self._order(job, wire)
                 # With our copies of the writing ends closed, the
                 # pipes end when the last process of the cell does.
@@ -213,14 +215,13 @@ class WardenProcess:
 
     def stop(self) -> None:
         """End the job that runs; one that has ended meanwhile is past it. May come from any thread."""
-        self._send({"do": "kill", "run": self._runs, "why": "stopped"})
+        self._send({"do": "kill", "number": self._last_order, "why": "stopped"})
 
     def change_state(self, chain: list[int] | None) -> list[int]:
         """Keep the files of the writable root as they are now (`chain` is None), or return to a kept state;
         the states that the present one stands on. Raises OSError where none can be kept."""
         with self._in_use:
-            self._send({"do": "state", "chain": chain})
-            answer = self._hear(START_S)
+            answer = self._answer_to({"do": "state", "chain": chain})
             if answer is None:
                 self.close()
                 raise WardenDied(f"The {self.backend} sandbox died while it changed the state of its files.")
@@ -231,7 +232,7 @@ class WardenProcess:
     def _order(self, job: Job, wire: "_Wire") -> None:
         order = {
             "do": "run",
-            "run": self._runs,
+            "number": self._last_order,
             "job": job.kind,
             "limits": asdict(job.limits),
             "has_result": job.wants_result,
@@ -272,14 +273,12 @@ class WardenProcess:
                     poll.unregister(descriptor)
             if stop_reason is None and wire.excess:
                 stop_reason = wire.excess
-                self._send({"do": "kill", "run": self._runs, "why": stop_reason})
+                self._send({"do": "kill", "number": self._last_order, "why": stop_reason})
             if any(descriptor == self._control.fileno() for descriptor, _ in events):
                 message = self._hear(0)
                 if message is None:
                     raise WardenDied(f"The {self.backend} sandbox died while it ran a program.")
-                # A run that was interrupted above leaves the
-                # message of its end unread; it is passed over here.
-                if message["run"] == self._runs:
+                if self._is_of_last_order(message):
                     return self._end_of(message, stop_reason, wire)
 
     def _end_of(self, message: dict[str, Any], stop_reason: str | None, wire: "_Wire") -> Ended:
@@ -304,19 +303,30 @@ class WardenProcess:
     def listen(self, port: int, *, datagrams: bool) -> socket.socket:
         """A socket that listens at 127.0.0.1 inside. To be called between two runs."""
         with self._in_use:
-            self._send({"do": "listen", "port": port, "datagrams": datagrams})
-            poll = select.poll()
-            poll.register(self._control, select.POLLIN)
-            rights: list[int] = []
-            if poll.poll(START_S * 1000):
-                data, rights, _, _ = socket.recv_fds(self._control, 4096, 1)
-                if not rights and data:
-                    raise SandboxError(
-                        f"Nothing can listen at port {port} inside: {json.loads(data)['error']}"
-                    )
-            if not rights:
+            answer = self._answer_to({"do": "listen", "port": port, "datagrams": datagrams})
+            if answer is None:
                 raise WardenDied(f"The {self.backend} sandbox is gone.")
-            return socket.socket(fileno=rights[0])
+            if "error" in answer:
+                raise SandboxError(f"Nothing can listen at port {port} inside: {answer['error']}")
+            return socket.socket(fileno=answer["sockets"][0])
+
+    def _answer_to(self, order: dict[str, Any]) -> dict[str, Any] | None:
+        """The warden's answer to an order that is no job; None when it is gone or silent for too long."""
+        self._last_order += 1
+        self._send({**order, "number": self._last_order})
+        until_s = time.monotonic() + START_S
+        while (message := self._hear(max(until_s - time.monotonic(), 0))) is not None:
+            if self._is_of_last_order(message):
+                return message
+        return None
+
+    def _is_of_last_order(self, message: dict[str, Any]) -> bool:
+        """Whether a message is the answer to the last order. That to an earlier one is for nobody."""
+        if message["number"] == self._last_order:
+            return True
+        for descriptor in message["sockets"]:
+            os.close(descriptor)
+        return False
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
@@ -325,16 +335,17 @@ class WardenProcess:
             raise WardenDied(f"The {self.backend} sandbox is gone: {error}") from error
 
     def _hear(self, timeout_s: float) -> dict[str, Any] | None:
-        """The warden's next message; None when it is gone or silent for too long."""
+        """The warden's next message, with the descriptors that came with it as `sockets`; None when it is
+        gone or silent for too long."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
             return None
         try:
-            data = self._control.recv(65536)
+            data, descriptors, _, _ = socket.recv_fds(self._control, 65536, 1)
         except OSError:
             return None
-        return json.loads(data) if data else None
+        return {**json.loads(data), "sockets": descriptors} if data else None
 
     def close(self) -> None:
         """End the warden and with it every process of its cells."""

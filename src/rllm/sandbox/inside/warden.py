@@ -70,12 +70,12 @@ def main(arguments: dict[str, Any]) -> None:
             place.make_ahead(order["disk_mb"])
         elif order["do"] == "state":
             place.discard_spare()
-            send(control, change_state(place, order))
+            send(control, {**change_state(place, order), "number": order["number"]})
             place.make_ahead(0)  # a sandbox with states has one disk for all its cells
         elif order["do"] == "run":
             run(control, place, order, descriptors)
         elif order["do"] == "listen":
-            listen(control, order["port"], datagrams=order["datagrams"])
+            listen(control, order)
         # what else there is, is a kill that came too late
     place.remove()
 
@@ -134,7 +134,7 @@ def run(control: socket.socket, place: cell.CellHome, order: dict[str, Any], des
     for descriptor in descriptors:
         os.close(descriptor)
     why = watch(control, place, new_cell, order, started_s)
-    message: dict[str, Any] = {"is": "ended", "run": order["run"], "why": why or "exit"}
+    message: dict[str, Any] = {"is": "ended", "number": order["number"], "why": why or "exit"}
     message["wall_s"] = time.monotonic() - started_s
     report_line = os.read(new_cell.report, 4096).partition(b"\n")[
         0
@@ -179,7 +179,7 @@ def watch(
                 message, _ = cell.receive(control)
                 if message is None:
                     why = "owner"
-                elif message["run"] == order["run"]:
+                elif message["number"] == order["number"]:
                     why = message["why"]
             elif time.monotonic() >= deadline_s:
                 why = "timeout"
@@ -196,18 +196,19 @@ def watch(
         os.close(ending)
 
 
-def listen(control: socket.socket, port: int, *, datagrams: bool) -> None:
+def listen(control: socket.socket, order: dict[str, Any]) -> None:
     """Hand the owner a socket of this network, so that it can answer programs that have no other."""
+    datagrams, number = order["datagrams"], order["number"]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if datagrams else socket.SOCK_STREAM) as server:
         try:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(("127.0.0.1", port))
+            server.bind(("127.0.0.1", order["port"]))
             if not datagrams:
                 server.listen(128)
         except OSError as error:
-            send(control, {"is": "refused", "error": str(error)})
+            send(control, {"is": "refused", "number": number, "error": str(error)})
             return
-        message = json.dumps({"is": "listening"}).encode()
+        message = json.dumps({"is": "listening", "number": number}).encode()
         rights = array.array("i", [server.fileno()]).tobytes()
         control.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
