@@ -5,11 +5,13 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox import Limits, Sandbox, Snapshot, Status, open_sandbox
+from rllm.sandbox.process import WardenProcess
 
 SMALL = Limits(wall_s=10, cpu_s=8, memory_mb=128, output_kb=64, disk_mb=8, processes=16)
 """As the sandboxes of conftest.py have it."""
@@ -199,6 +201,23 @@ def test_closing_ends_a_program_that_runs(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxError):
         other.exec("sleep 60", limits=replace(SMALL, wall_s=60))
     timer.join()
+
+
+def test_a_stop_that_comes_while_the_program_is_sent_ends_it(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sandbox.backend == "docker":
+        pytest.skip("a container's programs are ended one and all")
+    order = WardenProcess._order
+
+    def order_late(warden: WardenProcess, *about: Any) -> None:
+        stopper = threading.Thread(target=warden.stop)
+        stopper.start()
+        stopper.join(0.2)
+        order(warden, *about)
+
+    monkeypatch.setattr(WardenProcess, "_order", order_late)
+    assert sandbox.exec("sleep 60").status is Status.KILLED
 
 
 def test_a_broken_snapshot_is_an_error_and_leaves_no_sandbox(sandbox: Sandbox) -> None:

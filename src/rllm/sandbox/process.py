@@ -94,6 +94,9 @@ class WardenProcess:
         self._last_order = 0
         """The number of the last order. Answers bear it: those to orders whose callers were interrupted are
         still to come."""
+        self._ordering = threading.RLock()
+        """Held from the number of an order until it is sent: a `stop` in between would name a job that the
+        warden does not know yet."""
         self._closed = threading.Event()
         self._in_use = threading.RLock()
         """Held during a run: `close` from another thread ends the run, and then waits for this."""
@@ -198,8 +201,9 @@ class WardenProcess:
         with self._in_use:
             wire = _Wire(job)
             try:
-                self._last_order += 1
-                self._order(job, wire)
+                with self._ordering:
+                    self._last_order += 1
+                    self._order(job, wire)
                 # With our copies of the writing ends closed, the
                 # pipes end when the last process of the cell does.
                 wire.handed_on()
@@ -215,7 +219,8 @@ class WardenProcess:
 
     def stop(self) -> None:
         """End the job that runs; one that has ended meanwhile is past it. May come from any thread."""
-        self._send({"do": "kill", "number": self._last_order, "why": "stopped"})
+        with self._ordering:
+            self._send({"do": "kill", "number": self._last_order, "why": "stopped"})
 
     def change_state(self, chain: list[int] | None) -> list[int]:
         """Keep the files of the writable root as they are now (`chain` is None), or return to a kept state;
@@ -312,8 +317,9 @@ class WardenProcess:
 
     def _answer_to(self, order: dict[str, Any]) -> dict[str, Any] | None:
         """The warden's answer to an order that is no job; None when it is gone or silent for too long."""
-        self._last_order += 1
-        self._send({**order, "number": self._last_order})
+        with self._ordering:
+            self._last_order += 1
+            self._send({**order, "number": self._last_order})
         until_s = time.monotonic() + START_S
         while (message := self._hear(max(until_s - time.monotonic(), 0))) is not None:
             if self._is_of_last_order(message):
