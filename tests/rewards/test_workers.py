@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -226,6 +227,17 @@ def test_limits_that_make_no_sense_are_refused() -> None:
     for wrong in ({"workers": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"memory_mb": 1}):
         with pytest.raises(ConfigError):
             WorkerPool("misbehaving:do", **wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_owner_with_a_thousand_open_files_has_workers(pool: WorkerPool) -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2048:
+        pytest.skip("this process may not open so many")
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        assert pool.call("echo", 5).value == 5
+    finally:
+        for each in files:
+            os.close(each)
 
 
 def test_a_shared_pool_is_the_same_for_everybody_with_the_same_settings() -> None:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import resource
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -119,6 +121,18 @@ def test_files_go_through_programs_inside(box: Sandbox, fake: Any, tmp_path: Pat
     assert box.download("out", tmp_path / "out") == ["../up", "./l"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["f"]
     assert not (tmp_path / "up").exists()
+
+
+def test_a_process_with_a_thousand_open_files_can_run_programs(box: Sandbox, fake: Any) -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2048:
+        pytest.skip("this process may not open so many")
+    fake.on("hello", stdout=b"out")
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        assert box.exec(["echo", "hello"]).stdout == "out"
+    finally:
+        for each in files:
+            os.close(each)
 
 
 def test_what_a_file_script_refuses_is_an_os_error(box: Sandbox, fake: Any) -> None:

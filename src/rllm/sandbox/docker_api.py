@@ -104,13 +104,14 @@ class Stream:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError
-            writers = [self._connection] if rest else []
-            readable, writable, _ = select.select([self._connection], writers, [], left_s)
-            if writable:
+            poll = select.poll()  # `select` takes no descriptor above 1023
+            poll.register(self._connection, select.POLLIN | (select.POLLOUT if rest else 0))
+            events = sum(each for _, each in poll.poll(left_s * 1000))
+            if rest and events & ~select.POLLIN:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     rest = rest[self._connection.send(rest[:65536]) :]
                     self._end_stdin(rest)
-            if readable:
+            if events & ~select.POLLOUT:
                 try:
                     block = self._connection.recv(65536)
                 except ConnectionResetError:
