@@ -15,7 +15,7 @@ import pytest
 from rllm.errors import ConfigError, RllmError, SandboxError
 from rllm.sandbox import Limits, Root, Sandbox, Status, open_sandbox
 from rllm.sandbox.docker_api import engine
-from rllm.sandbox.types import MOST
+from rllm.sandbox.types import MOST, Scope
 
 LIMITS = Limits(wall_s=20, cpu_s=4, memory_mb=128, output_kb=2, disk_mb=8, processes=16)
 
@@ -133,6 +133,42 @@ def test_a_process_with_a_thousand_open_files_can_run_programs(box: Sandbox, fak
     finally:
         for each in files:
             os.close(each)
+
+
+def archive_of_names() -> bytes:
+    """A file of two names, a link of two names, and a second name of nothing: as a container may have it."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name, kind, target in (
+            ("./a/f", tarfile.REGTYPE, ""),
+            ("./a/g", tarfile.LNKTYPE, "./a/f"),
+            ("./a/l", tarfile.SYMTYPE, "/nowhere"),
+            ("./a/m", tarfile.LNKTYPE, "./a/l"),
+            ("./a/n", tarfile.LNKTYPE, "./a/none"),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname, entry.size = kind, target, 7 * (kind == tarfile.REGTYPE)
+            tar.addfile(entry, io.BytesIO(b"content"))
+    return archive.getvalue()
+
+
+def test_a_download_has_a_file_under_each_of_its_names(box: Sandbox, fake: Any, tmp_path: Path) -> None:
+    fake.on("tar -cf", stdout=archive_of_names())
+    assert box.download("out", tmp_path / "out") == ["./a/l", "./a/m", "./a/n"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out/a").iterdir()} == {
+        "f": b"content",
+        "g": b"content",
+    }
+
+
+def test_a_snapshot_has_a_file_under_each_of_its_names(fake: Any) -> None:
+    fake.on("ls -A", stdout=b"a\n")
+    fake.on("tar -cf", stdout=archive_of_names())
+    with open_sandbox("docker", limits=LIMITS, root=Root(folders=("/a",))) as box:
+        kept = box.snapshot(Scope(link_homes=("/usr",)))
+    assert kept.left_out == ("./a/l", "./a/m", "./a/n")
+    with tarfile.open(fileobj=io.BytesIO(kept.tar)) as tar:
+        assert [(each.name, each.size) for each in tar] == [("./a/f", 7), ("./a/g", 7)]
 
 
 def test_what_a_file_script_refuses_is_an_os_error(box: Sandbox, fake: Any) -> None:

@@ -68,12 +68,13 @@ def unpack_tree(stream: IO[bytes], target: Path) -> list[str]:
         with tarfile.open(fileobj=stream, mode="r:") as tar:
             for entry in tar:
                 place = _place_of(entry.name, part)
-                if place is None or not (entry.isreg() or entry.isdir()):
-                    left_out.append(entry.name)
-                elif entry.isdir():
+                file = _file_of(entry, tar)
+                if place is not None and entry.isdir():
                     place.mkdir(parents=True, exist_ok=True)
+                elif place is not None and file is not None:
+                    _write_new(place, tar.extractfile(file), entry.mode)
                 else:
-                    _write_new(place, tar.extractfile(entry), entry.mode)
+                    left_out.append(entry.name)
         part.rename(target)
     except BaseException:
         _remove(part)
@@ -108,12 +109,10 @@ def without_ways_out(data: bytes, homes: Collection[str]) -> tuple[bytes, list[s
     with tarfile.open(fileobj=io.BytesIO(data)) as source_tar, tarfile.open(fileobj=buffer, mode="w") as tar:
         for entry in source_tar:
             path = f"/{entry.name.removeprefix('./').strip('/')}"
-            if entry.isreg() or entry.islnk():
-                content = source_tar.extractfile(entry)
+            if (file := _file_of(entry, source_tar)) is not None:
                 plain = tarfile.TarInfo(entry.name)
-                plain.mode = entry.mode
-                plain.size = source_tar.getmember(entry.linkname).size if entry.islnk() else entry.size
-                tar.addfile(plain, content)
+                plain.mode, plain.size = entry.mode, file.size
+                tar.addfile(plain, source_tar.extractfile(file))
             elif entry.isdir():
                 tar.addfile(entry)
             elif entry.issym() and may_lead(entry.linkname, path, [*homes]):
@@ -139,6 +138,17 @@ def tar_of_file(data: bytes) -> bytes:
         entry.size = len(data)
         tar.addfile(entry, io.BytesIO(data))
     return buffer.getvalue()
+
+
+def _file_of(entry: tarfile.TarInfo, tar: tarfile.TarFile) -> tarfile.TarInfo | None:
+    """The entry with the content of a plain file, of which a hard link is a later name; None for others."""
+    if not entry.islnk():
+        return entry if entry.isreg() else None
+    try:
+        first = tar.getmember(entry.linkname)
+    except KeyError:
+        return None  # of a file that is not in the archive
+    return first if first.isreg() else None
 
 
 def _place_of(name: str, top: Path) -> Path | None:
