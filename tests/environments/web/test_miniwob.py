@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,21 @@ def test_simple_policies_are_played_in_the_browser(chromium: str) -> None:
     assert (list(random), list(best)) == ([-1.0] * 3, [1.0] * 3)
     assert sorted(constant) == [-1.0, -1.0, 1.0]
     assert world_named("miniwob/terminal").expert({}) is None
+
+
+def test_what_an_expert_notes_beside_its_actions_makes_no_other_policy(chromium: str) -> None:
+    """Signs differ nearly always; that most of them are letters, say, is what a policy can know."""
+    world = world_named("miniwob/identify-shape")
+    expert, tasks = world.expert({}), world.tasks("validation", 16)
+    assert expert is not None
+    assert world.baselines is not None
+    answers = [str(expert(task, 0.0, np.random.default_rng(0))[0][1]).split("\n") for task in tasks]
+    notes, clicks = zip(*answers, strict=True)
+    assert {note[:2] for note in notes} == {"# "}
+    (click, number), *_ = Counter(clicks).most_common(1)
+    assert number > Counter(notes).most_common(1)[0][1]
+    constant = world.baselines(tasks)[f"always {click}"]
+    assert sum(reward == 1.0 for reward in constant) == number
 
 
 async def test_an_agent_plays_it_through_the_engine(chromium: str) -> None:

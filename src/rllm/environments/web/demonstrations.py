@@ -35,9 +35,9 @@ _LINE = re.compile(r'\[(\d+)\] (\w+)(?: "((?:[^"\\]|\\.)*)")?(?: fill="([^"]*)")
 _LAST_CALL = re.compile(r"(\w+)(\(.*\))\Z")
 
 Step = tuple[str, ...]
-"""("click", role, name), ("fill", label, text), ("choose", label, option), ("say", text) or ("give up",
-reason). An element is meant by its name, by "" where it has none, by its colour, or by its place among
-those of its role: "#2"."""
+"""("click", role, name), ("fill", label, text), ("choose", label, option), ("say", text), ("give up", reason)
+or ("note", text), a comment that does nothing. An element is meant by its name, by "" where it has none, by
+its colour, or by its place among those of its role: "#2"."""
 Plan = Sequence[Sequence[Step]]
 """The steps on one page, page after page."""
 
@@ -64,6 +64,8 @@ def action_of(step: Step, page: str) -> str:
             return f"send_msg_to_user({json.dumps(text, ensure_ascii=False)})"
         case ("give up", reason):
             return f"report_infeasible({json.dumps(reason, ensure_ascii=False)})"
+        case ("note", text):
+            return f"# {text}"
         case _:
             raise ValueError(f"{step!r} is no step of a plan.")
 
@@ -134,7 +136,7 @@ def baselines(
     rows = [task_content(task) for task in tasks]
     with ThreadPoolExecutor(_NUM_AT_A_TIME) as threads:
         plans = list(threads.map(partial(_played_plan, env_class), rows))
-    answers = Counter(tuple(answer for _, answer in each) for each in plans)
+    answers = Counter(tuple(_without_notes(answer) for _, answer in each) for each in plans)
     commonest, _ = answers.most_common(1)[0]
     returns = wait_for_browser(
         lambda thread: _play_policies(env_class, rows, commonest, thread), PLAY_LIMIT_S * len(rows)
@@ -143,6 +145,11 @@ def baselines(
     name = text if len(text) <= _NAME_CHARS else f"{text[:_NAME_CHARS]}…"
     random, constant = returns[: len(rows)], returns[len(rows) :]
     return {RANDOM: random, f"always {name}": constant, OPTIMUM: [1.0] * len(rows)}
+
+
+def _without_notes(answer: str) -> str:
+    """Alike for all tasks that the same actions solve."""
+    return "\n".join(line for line in answer.split("\n") if not line.startswith("# "))
 
 
 async def _play_policies(

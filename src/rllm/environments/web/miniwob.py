@@ -96,7 +96,8 @@ _PLANS: dict[str, tuple[str, Callable[..., Sequence[Step]]]] = {
 }
 _PLANS["identify-shape"] = (
     r'Click the button that best describes the figure below\.\n\[1\] (\w+)(?: .*text="(.)")?.*',
-    lambda role, sign: (("click", "button", _figure_of(role, sign)),),
+    # The sign itself, because pictures of 62 signs hardly teach which are letters and which numbers.
+    lambda role, sign: (("note", sign or role), ("click", "button", _figure_of(role, sign))),
 )
 _PLANS["enter-text-dynamic"] = _PLANS["enter-text"]
 _PLANS["click-checkboxes-transfer"] = _PLANS["click-checkboxes"]
