@@ -171,3 +171,18 @@ def make_trainer(run: Path, changes: Mapping[str, Any] | None = None, **more: An
             **more,
         }
     )
+
+
+def make_program_trainer(run: Path, **more: Any) -> AgentTrainer:
+    """A trainer of a program that never asks, on the tasks of the game."""
+    return AgentTrainer(
+        **{
+            "config": {"evaluation": {"every_steps": 0}},
+            "train_dataset": [{"instruction": "x", **task} for task in TASKS],
+            "val_dataset": [{"instruction": "x", **task} for task in TASKS[:4]],
+            "agent_flow": lambda task, config: None,
+            "evaluator": lambda task, episode: 0.0,
+            "output": run,
+            **more,
+        }
+    )

@@ -14,6 +14,7 @@ import torch
 from rllm.build.models import model_directory
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
+from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.models.directory import load_model, parameters_sha256
 from rllm.store.episodes import EpisodeStore
@@ -379,9 +380,21 @@ def test_what_only_workflows_have_is_refused_for_agents(
         letters.make_trainer(tmp_path / "run", changes)
 
 
-def test_workflow_args_without_a_workflow_are_refused(letters: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="`workflow_args` is given"):
-        letters.make_trainer(tmp_path / "run", workflow_args={"n": 1})
+@pytest.mark.parametrize(("name", "value"), [("workflow_args", {"n": 1}), ("open_workers", print)])
+def test_what_only_a_workflow_takes_is_refused_without_one(
+    letters: ModuleType, tmp_path: Path, name: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError, match=f"`{name}` is given"):
+        letters.make_trainer(tmp_path / "run", **{name: value})
+
+
+@pytest.mark.parametrize("make", ["make_trainer", "make_pair_trainer", "make_program_trainer"])
+def test_the_world_says_which_tasks_are_one_instance_however_an_agent_is_brought(
+    letters: ModuleType, tmp_path: Path, make: str
+) -> None:
+    world = World(env_class=letters.LetterEnv, tasks=lambda *_, **__: [], identity=lambda task: "all alike")
+    trainer = getattr(letters, make)(tmp_path / "run", world=world)
+    assert (len(trainer.tasks.heldout), trainer.tasks.facts().distinct) == (4, 1)
 
 
 def test_two_ranks_write_a_file_each_of_a_model_that_is_read_as_one(

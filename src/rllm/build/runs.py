@@ -129,8 +129,10 @@ def program_run(
     options: RunOptions,
     *,
     demonstrate: Demonstrate | None = None,
+    world: World | None = None,
 ) -> TrainingRun:
-    """A run of a program with its evaluator, which asks the model through a gateway of the run."""
+    """A run of a program with its evaluator, which asks the model through a gateway of the run; the others as
+    of `agent_run`."""
     name = program.flow.name
     config = load_config(config, base={**PROGRAM_DEFAULTS, "task": {"environment": name, "agent": name}})
     _require_no_effect(config, _NOT_FOR_PROGRAMS)
@@ -141,8 +143,8 @@ def program_run(
             "as long as they like; set it to false."
         )
     config = options.settle(config, plays_agent=False)
-    tasks, player = datasets.tasks(config, tasks_of), ProgramPlayer(program=program)
-    expert = None if demonstrate is None else agent_expert(config, demonstrate)
+    tasks, player = datasets.tasks(config, tasks_of, world), ProgramPlayer(program=program)
+    expert = None if demonstrate is None else agent_expert(config, demonstrate, world=world)
     return options.make(config, player, tasks, expert=expert, output=options.output, tracker=options.tracker)
 
 
@@ -153,14 +155,16 @@ def workflow_run(
     options: RunOptions,
     *,
     demonstrate: DemonstrateRoles | None = None,
+    world: World | None = None,
 ) -> TrainingRun:
-    """A run of a workflow, whose roles are on the policies that play them."""
+    """A run of a workflow, whose roles are on the policies that play them. `demonstrate`: the expert of all
+    roles; `world` as of `agent_run`."""
     name = name_of(player.workflow_class)
     config = load_config(config, base={**WORKFLOW_DEFAULTS, "task": {"environment": name, "agent": name}})
     _require_no_effect(config, _NOT_FOR_WORKFLOWS)
     _require_no_budget(config, "workflow_class")
     config = options.settle(config, plays_agent=False)
-    tasks = datasets.tasks(config)
+    tasks = datasets.tasks(config, world=world)
     expert = None if demonstrate is None else role_expert(config, demonstrate)
     return options.make(config, player, tasks, expert=expert, output=options.output, tracker=options.tracker)
 

@@ -104,8 +104,9 @@ class AgentTrainer:
             evaluator=evaluator,
             workflow_class=workflow_class,
         )
-        if workflow_args and workflow_class is None:
-            raise ConfigError("`workflow_args` is given, but no `workflow_class` that takes it.")
+        for name, value in (("workflow_args", workflow_args), ("open_workers", open_workers)):
+            if value and workflow_class is None:
+                raise ConfigError(f"`{name}` is given, but no `workflow_class` that takes it; leave it out.")
         for name, arguments in (("agent_args", agent_args), ("env_args", env_args)):
             if arguments and agent_flow is not None:
                 raise ConfigError(f"`{name}` is given, but `agent_flow` takes none; put it into the tasks.")
@@ -127,10 +128,10 @@ class AgentTrainer:
         expert: Any = demonstrate
         if agent_flow is not None:
             program = Program.of(agent_flow, evaluator)
-            self.run = program_run(config, datasets, program, options, demonstrate=expert)
+            self.run = program_run(config, datasets, program, options, demonstrate=expert, world=world)
         elif workflow_class is not None:
             workflow = workflow_player(workflow_class, workflow_args, open_workers)
-            self.run = workflow_run(config, datasets, workflow, options, demonstrate=expert)
+            self.run = workflow_run(config, datasets, workflow, options, demonstrate=expert, world=world)
         else:
             assert agent_class is not None, "it is one of the three"
             assert env_class is not None, "it comes with it"
