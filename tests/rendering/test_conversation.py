@@ -221,15 +221,15 @@ def test_a_new_line_that_was_answered_does_not_stand_for_the_one_behind_answers(
     renderer, ids = ChatRenderer(tokenizer), tokenizer.encode("Up\n")
     first: Message = {"role": "user", "content": "a"}
     answer: Message = {"role": "assistant", "content": text}
-    said: list[Message] = [first, answer, {"role": "user", "content": "b"}]
+    messages: list[Message] = [first, answer, {"role": "user", "content": "b"}]
     conversation = Conversation(renderer=renderer)
     conversation.prompt([first])
     conversation.record(ids, text)
-    assert conversation.prompt(said) == renderer.render(said)
+    assert conversation.prompt(messages) == renderer.render(messages)
     tree = ConversationTree(renderer)
     tree.record(tree.begin([first]), ids, answer)
-    turn = tree.begin(said)
-    assert turn.prompt_ids == renderer.render(said)
+    turn = tree.begin(messages)
+    assert turn.prompt_ids == renderer.render(messages)
     assert turn.num_kept > 0
 
 

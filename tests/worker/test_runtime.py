@@ -29,13 +29,13 @@ def request(run_id: str = "a", task: str = "four") -> dict[str, Any]:
 def test_a_caller_whose_loop_is_closed_holds_up_no_other(tmp_path: Path) -> None:
     disk, go_on = StoreThread(RunStore(tmp_path)), threading.Event()
 
-    async def asked(work: Callable[[], Any], limit_s: float) -> Any:
+    async def outcome_of(work: Callable[[], Any], limit_s: float) -> Any:
         return await asyncio.wait_for(disk.call(work), limit_s)
 
     with pytest.raises(TimeoutError):
-        asyncio.run(asked(go_on.wait, 0.05))
+        asyncio.run(outcome_of(go_on.wait, 0.05))
     go_on.set()
-    assert asyncio.run(asked(lambda: "kept", 10)) == "kept"
+    assert asyncio.run(outcome_of(lambda: "kept", 10)) == "kept"
     disk.close()
 
 

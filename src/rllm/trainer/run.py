@@ -104,13 +104,13 @@ class TrainingRun:
         tasks: RunTasks,
         *,
         expert: Expert | None = None,
-        output: Path,
+        output: str | Path,
         tracker: Tracker | None = None,
     ) -> None:
         """`output`: the run directory; a run that is already there goes on. `tracker`: where numbers go as
         well as to `metrics.jsonl` and the screen."""
         self.config, self.player, self.tasks, self.expert = config, player, tasks, expert
-        self.output = output
+        self.output = Path(output)
         self.ranks: RankGroup = ALONE
         """The processes of a run, while it works."""
         require_tracker(tracker)
