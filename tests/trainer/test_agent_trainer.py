@@ -395,6 +395,11 @@ def test_training_from_python_shows_the_progress_that_the_command_shows(
     view = LiveView(2, console=Console(quiet=True))
     letters.make_trainer(tmp_path / "quiet", short, tracker=view).train()
     assert capsys.readouterr().err == ""
+    later = Counting()
+    trainer = letters.make_trainer(tmp_path / "later", short)
+    trainer.tracker = later
+    trainer.train()
+    assert later.steps == 2, "it may be set until the run begins"
 
 
 def test_a_budget_of_calls_is_for_programs(letters: ModuleType, tmp_path: Path) -> None:

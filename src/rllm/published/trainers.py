@@ -164,6 +164,15 @@ class AgentTrainer:
         """The run directory."""
         return self.run.output
 
+    @property
+    def tracker(self) -> Tracker | None:
+        """Looks on beside the screen; may be set until `train`."""
+        return self.run.tracker
+
+    @tracker.setter
+    def tracker(self, tracker: Tracker | None) -> None:
+        self.run.tracker = tracker
+
 
 class AgentDistillTrainer(AgentTrainer):
     """Makes a student like its teacher where the student itself goes.
