@@ -16,7 +16,6 @@ part, so compare within one run. `docker run` is timed too where an engine answe
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from rllm.sandbox import PythonRunner, open_sandbox
 from rllm.sandbox.inside.cellmates import members
 from rllm.sandbox.interpreter import interpreter
 from rllm.sandbox.leftovers import state_folder
+from rllm.sandbox.programs import find_program
 
 GRADING = """
 import json, os
@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=1000, help="sandboxes that are open at once")
     parser.add_argument("--leaks", type=int, default=0, help="runs after which to look for what is left")
     options = parser.parse_args()
-    if not sys.platform.startswith("linux") or shutil.which("bwrap") is None:
+    if not sys.platform.startswith("linux") or find_program("bwrap") is None:
         sys.exit("This needs Linux and bubblewrap; see docs/sandbox.md.")
     found = measure(options)
     if options.json:

@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,18 @@ def pytest_runtest_logfinish() -> None:
 
 
 _finished = itertools.count(1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many tests were skipped, by reason, the commonest first."""
+    reports = terminalreporter.stats.get("skipped", [])
+    texts = [report.longrepr[2].removeprefix("Skipped: ") for report in reports]
+    reasons = Counter(" ".join(text.split()) for text in texts)
+    if not reasons:
+        return
+    terminalreporter.section(f"skipped tests: {reasons.total()}")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:5}  {reason}")
 
 
 def pytest_runtest_teardown() -> None:

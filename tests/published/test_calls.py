@@ -100,6 +100,7 @@ def test_what_is_partly_right_is_paid_in_proportion() -> None:
     assert paid == pytest.approx(0.5)
 
 
+@pytest.mark.usefixtures("bubblewrap")
 def test_reward_functions_for_verl_take_four_arguments() -> None:
     assert rllm_reward_fn_math("aime", r"\boxed{4}", ["4"], {"level": 1}).reward == 1.0
     tests = json.dumps([{"input": "1 2", "output": "3"}])
@@ -161,6 +162,7 @@ def test_steps_keep_what_a_program_says_that_it_was_asked_and_answered() -> None
     assert output.is_correct
 
 
+@pytest.mark.usefixtures("bubblewrap")
 def test_tools_have_one_name_in_all_its_spellings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERPER_API_KEY", "key")
     monkeypatch.setenv("TAVILY_API_KEY", "key")

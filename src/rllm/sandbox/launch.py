@@ -6,10 +6,11 @@
 """
 
 import os
-import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from rllm.errors import ConfigError
@@ -18,14 +19,11 @@ from rllm.sandbox.inside.layers import TREE
 from rllm.sandbox.inside.stack import LAYERS
 from rllm.sandbox.interpreter import Interpreter, system_paths
 from rllm.sandbox.packages import PLACE
+from rllm.sandbox.programs import find_program, install_hint
 from rllm.sandbox.types import Root
 
 HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
-NAMESPACES_HINT = (
-    ". It needs user namespaces. Where they are off: sysctl kernel.unprivileged_userns_clone=1 (Debian), "
-    "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); in a container, start it with "
-    "--cap-add SYS_ADMIN --security-opt seccomp=unconfined. Nothing weaker is used instead."
-)
+_APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 WARDEN_CAPABILITIES = (
     *("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "CHOWN", "FOWNER", "KILL", "SYS_PTRACE", "DAC_OVERRIDE"),
     "SETFCAP",  # to map uid 0 into a further user namespace
@@ -57,7 +55,7 @@ class Surroundings:
     start: Callable[[Interpreter, Root | None], Start]
     missing: Callable[[], str | None]
     """The missing part and how to get it; None where it can be tried."""
-    hint: str = ""
+    hint: Callable[[], str] = str
     """The place to look at where it is there and does not start."""
 
 
@@ -78,15 +76,19 @@ def identity_here() -> str:
     return "own_uid" if is_privileged() else "own_userns"
 
 
-def _bubblewrap(python: Interpreter, root: Root | None) -> Start:
+def _bubblewrap_namespaces() -> list[str]:
     options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     options += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
-    if is_privileged():
-        options += ["--cap-drop", "ALL"]
-    else:
-        options += ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"]
+    if not is_privileged():
+        options += ["--unshare-user", "--uid", "0", "--gid", "0"]
+    options += ["--cap-drop", "ALL"]
     for capability in WARDEN_CAPABILITIES:
         options += ["--cap-add", f"CAP_{capability}"]
+    return options
+
+
+def _bubblewrap(python: Interpreter, root: Root | None) -> Start:
+    options = _bubblewrap_namespaces()
     binds = [*system_paths(), *python.binds]
     for path in binds:
         # A link such as /bin stays one: a writable root gets the
@@ -132,17 +134,19 @@ def _bubblewrap(python: Interpreter, root: Root | None) -> Start:
     )
 
 
-def _unshare(python: Interpreter, root: Root | None) -> Start:
+def _unshare_namespaces() -> list[str]:
     options = ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child=SIGKILL"]
-    if not is_privileged():
-        options += ["--user", "--map-root-user"]
+    return options if is_privileged() else [*options, "--user", "--map-root-user"]
+
+
+def _unshare(python: Interpreter, root: Root | None) -> Start:
     # setpriv asks the kernel to end unshare with its parent, and --kill-child hands that on
     command = [
         _path_of("setpriv"),
         "--pdeathsig",
         "KILL",
         _path_of("unshare"),
-        *options,
+        *_unshare_namespaces(),
         "--",
         *python.command,
     ]
@@ -165,36 +169,83 @@ def _root_binds(root: Root | None) -> list[tuple[str, str]]:
 
 
 def _path_of(program: str) -> str:
-    path = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/bin:/usr/sbin:/bin:/sbin")
+    path = find_program(program)
     if path is None:
-        raise ConfigError(f"`{program}` is not installed.")
+        raise ConfigError(f"`{program}` is not installed; run: {install_hint(program)}")
     return path
 
 
-def _missing_on(mend: str, *programs: str) -> Callable[[], str | None]:
+def _missing_on_linux(
+    *programs: str, probe: Callable[[], list[str]] | None = None
+) -> Callable[[], str | None]:
     def missing() -> str | None:
         if not sys.platform.startswith("linux"):
             return "it needs Linux; use `docker` here"
-        for program in programs:
-            try:
+        try:
+            for program in programs:
                 _path_of(program)
-            except ConfigError:
-                return f"`{program}` is not installed; run: {mend}"
-        return None
+            return None if probe is None else _why_forbidden(tuple(probe()))
+        except ConfigError as error:
+            return str(error)
 
     return missing
+
+
+def _bubblewrap_probe() -> list[str]:
+    words = [_path_of("bwrap"), *_bubblewrap_namespaces(), "--ro-bind", "/", "/"]
+    return [*words, "--proc", "/proc", "--dev", "/dev", "--", *_probe_mount()]
+
+
+def _unshare_probe() -> list[str]:
+    return [_path_of("unshare"), *_unshare_namespaces(), "--", *_probe_mount()]
+
+
+def _probe_mount() -> list[str]:
+    """Return a command that only a warden with its capabilities can run."""
+    return [_path_of("mount"), "-t", "tmpfs", "tmpfs", "/tmp"]
+
+
+@cache
+def _why_forbidden(probe: tuple[str, ...]) -> str | None:
+    """Return why this machine forbids the namespaces of a sandbox; None where it does not."""
+    done = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode == 0:
+        return None
+    error_text = done.stderr.decode(errors="replace").strip() or f"code {done.returncode}"
+    return f"this machine forbids it user namespaces ({error_text}). {namespaces_fix(probe[0])}"
+
+
+def namespaces_fix(program: str) -> str:
+    """Return how to allow user namespaces to a program."""
+    if _APPARMOR.exists() and _APPARMOR.read_text().strip() == "1":
+        profile = f'profile rllm-{Path(program).name} "{program}" flags=(unconfined) {{ userns, }}'
+        return (
+            "AppArmor forbids them to programs that it does not know (Ubuntu from 23.10). Allow them to this "
+            f"one: echo 'abi <abi/4.0>, {profile}' | sudo tee /etc/apparmor.d/rllm && "
+            "sudo apparmor_parser -r /etc/apparmor.d/rllm; or to all: sudo sysctl -w "
+            "kernel.apparmor_restrict_unprivileged_userns=0"
+        )
+    return (
+        "Where user namespaces are off: sudo sysctl -w kernel.unprivileged_userns_clone=1 (Debian) or "
+        "user.max_user_namespaces=10000; in a container, start it with --cap-add SYS_ADMIN --security-opt "
+        "seccomp=unconfined"
+    )
+
+
+def _fix_for(program: str) -> Callable[[], str]:
+    return lambda: f". {namespaces_fix(_path_of(program))}. Nothing weaker is used instead."
 
 
 SURROUNDINGS = {
     "bubblewrap": Surroundings(
         start=_bubblewrap,
-        missing=_missing_on("apt-get install bubblewrap (or dnf, pacman: the same name)", "bwrap"),
-        hint=NAMESPACES_HINT,
+        missing=_missing_on_linux("bwrap", probe=_bubblewrap_probe),
+        hint=_fix_for("bwrap"),
     ),
     "unshare": Surroundings(
         start=_unshare,
-        missing=_missing_on("apt-get install util-linux", "unshare", "setpriv"),
-        hint=NAMESPACES_HINT,
+        missing=_missing_on_linux("unshare", "setpriv", probe=_unshare_probe),
+        hint=_fix_for("unshare"),
     ),
-    "subprocess": Surroundings(start=_subprocess, missing=_missing_on("")),
+    "subprocess": Surroundings(start=_subprocess, missing=_missing_on_linux()),
 }

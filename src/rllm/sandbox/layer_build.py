@@ -10,7 +10,6 @@ one user.
 """
 
 import os
-import shutil
 import socket
 import subprocess
 import urllib.parse
@@ -21,8 +20,9 @@ from pathlib import Path
 
 from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox.interpreter import SYSTEM_PATHS
-from rllm.sandbox.launch import is_privileged
+from rllm.sandbox.launch import SURROUNDINGS, is_privileged
 from rllm.sandbox.made_once import remove_tree
+from rllm.sandbox.programs import SYSTEM_PATH, find_program, install_hint
 
 CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETFCAP", "SETPCAP"),
@@ -43,7 +43,6 @@ PIP = (
 """Settings of this machine that say where packages come from."""
 REACH_S = 2.0
 _OUTPUT_CHARS = 4000
-_SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNT = """\
 set -e
 cd "$1"
@@ -69,10 +68,10 @@ class BuildStep:
 
 def missing() -> str | None:
     """The reason that nothing can be built here; None where it can be tried."""
-    for program, package in (("bwrap", "bubblewrap"), ("unshare", "util-linux"), ("setpriv", "util-linux")):
-        if shutil.which(program, path=_SAFE_PATH) is None:
-            return f"`{program}` is not installed; run: apt-get install {package}"
-    return None
+    for program in ("bwrap", "unshare", "setpriv"):
+        if find_program(program, SYSTEM_PATH) is None:
+            return f"`{program}` is not installed; run: {install_hint(program)}"
+    return SURROUNDINGS["unshare"].missing() or SURROUNDINGS["bubblewrap"].missing()
 
 
 def build_layer(work: Path, below: Sequence[Path], step: BuildStep) -> Path:
@@ -113,7 +112,7 @@ def _run(work: Path, num_layers: int, step: BuildStep) -> "subprocess.CompletedP
     try:
         return subprocess.run(
             command,
-            env={"PATH": _SAFE_PATH},  # nothing of a Dockerfile steers a program out here
+            env={"PATH": SYSTEM_PATH},  # nothing of a Dockerfile steers a program out here
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=step.timeout_s,
@@ -125,7 +124,7 @@ def _run(work: Path, num_layers: int, step: BuildStep) -> "subprocess.CompletedP
 
 def _walls(step: BuildStep) -> list[str]:
     words = [
-        "bwrap",
+        find_program("bwrap", SYSTEM_PATH) or "bwrap",
         "--bind",
         "new",
         "/",

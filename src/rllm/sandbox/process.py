@@ -175,9 +175,8 @@ class WardenProcess:
                 error_text = (
                     errors.read(4000).decode(errors="replace").strip() or f"code {process.returncode}"
                 )
-                raise SandboxError(
-                    f"The {self.backend} sandbox did not start: {error_text}{SURROUNDINGS[self.backend].hint}"
-                )
+                hint = SURROUNDINGS[self.backend].hint()
+                raise SandboxError(f"The {self.backend} sandbox did not start: {error_text}{hint}")
             self.read_only = tuple(ready["read_only"])
         return process
 
