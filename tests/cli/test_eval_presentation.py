@@ -21,6 +21,7 @@ from rllm.environments.frozenlake import FrozenLakeEnv
 from rllm.environments.games.env import GameEnv
 from rllm.environments.worlds import world_named
 from rllm.models.builtin import create_model
+from rllm.models.facts import FROM_SCRATCH
 from rllm.store.episodes import EpisodeStore
 
 Rllm = Callable[..., Result]
@@ -297,8 +298,11 @@ def test_a_run_plays_the_tasks_of_the_benchmark_that_is_named(rllm: Rllm, finish
 
 @pytest.fixture
 def from_elsewhere() -> Path:
-    """A model whose chat template is not ours."""
+    """A model whose chat template is not ours, and that does not say that it was made here."""
     create_model(Path("elsewhere"), "tiny-8k")
+    config = json.loads(Path("elsewhere/config.json").read_text())
+    del config[FROM_SCRATCH]
+    Path("elsewhere/config.json").write_text(json.dumps(config))
     settings = Path("elsewhere/tokenizer_config.json")
     chat = json.loads(settings.read_text())
     settings.write_text(json.dumps(chat | {"chat_template": chat["chat_template"] + " "}))
@@ -306,23 +310,24 @@ def from_elsewhere() -> Path:
 
 
 @pytest.mark.parametrize("verb", ["train", "distill"])
-def test_training_a_model_from_elsewhere_names_the_missing_rules_and_shows_them_if_asked(
+def test_training_a_model_from_elsewhere_shows_it_the_rules_unless_the_recipe_is_from_scratch(
     rllm: Rllm, from_elsewhere: Path, verb: str
 ) -> None:
     words = [verb, "dark-maze", "--model", from_elsewhere, "--dry-run", "--json"]
     words += ["--teacher", from_elsewhere] if verb == "distill" else []
-    plain, explained = rllm(*words), rllm(*words, "--with-rules")
-    assert "--with-rules" in plain.stderr
-    assert "3 tokens" in plain.stderr
-    assert not explained.stderr
-    bare, full = (json.loads(each.stdout)["config"] for each in (plain, explained))
+    plain, from_scratch = rllm(*words), rllm(*words, "--recipe", "scratch")
+    assert not plain.stderr
+    full, bare = (json.loads(each.stdout)["config"] for each in (plain, from_scratch))
     assert bare["task"]["environment_args"]["show_rules"] is False
+    assert bare["rollout"]["max_tokens_per_turn"] == 3
     assert "show_rules" not in full["task"]["environment_args"]
     assert full["task"]["agent_args"] == {}
-    assert full["rollout"]["max_tokens_per_turn"] > 1000
-    assert {name: full[name] for name in ("steps", "optimizer")} == {
-        name: bare[name] for name in ("steps", "optimizer")
-    }
+    assert full["rollout"]["max_tokens_per_turn"] == 256
+    assert full["warm_start"]["steps"] == 0
+    assert full["rollout"]["max_turns"] == bare["rollout"]["max_turns"]
+    if verb == "train":
+        assert full["optimizer"]["name"] == "adamw"
+        assert full["optimizer"]["learning_rate"] < 1e-3
 
 
 def test_a_run_that_was_told_the_rules_is_measured_with_them(rllm: Rllm, from_elsewhere: Path) -> None:
@@ -335,15 +340,14 @@ def test_a_run_that_was_told_the_rules_is_measured_with_them(rllm: Rllm, from_el
         "threads=1",
     )
     words = [word for assignment in (*quick, *sizes) for word in ("--set", assignment)]
-    trained = rllm("train", "frozenlake", "--model", from_elsewhere, "--with-rules", *words, "--output", "r",
-                   "--json")  # fmt: skip
+    trained = rllm("train", "frozenlake", "--model", from_elsewhere, *words, "--output", "r", "--json")
     assert trained.exit_code == 0, trained.stderr
-    assert "--with-rules" not in trained.stderr
     report = rllm("eval", "frozenlake", "--model", "r", "--max-examples", "1", "--threads", "1", "--json")
     settings = json.loads(report.stdout)["stamp"]["settings"]
     assert "You have 19 moves." in settings["agent_args"]["system_prompt"]
-    again = rllm("train", "frozenlake", "--model", "r", *words, "--output", "r2", "--dry-run")
-    assert "--with-rules" not in again.stderr
+    again = rllm("train", "frozenlake", "--model", "r", *words, "--output", "r2", "--dry-run", "--json")
+    agent_args = json.loads(again.stdout)["config"]["task"]["agent_args"]
+    assert "You have 19 moves." in agent_args["system_prompt"]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", b"\xff"])
@@ -367,12 +371,12 @@ def test_a_model_that_was_made_here_is_not_said_to_lack_rules(rllm: Rllm, dark_r
 @pytest.mark.parametrize(
     "words", [("gsm8k",), ("flow.py:solve", "--evaluator", "exact", "--dataset", "rows.jsonl")]
 )
-def test_rules_that_nobody_has_are_refused_in_training(rllm: Rllm, words: tuple[str, ...]) -> None:
+def test_rules_are_asked_for_by_the_recipe(rllm: Rllm, words: tuple[str, ...]) -> None:
     Path("rows.jsonl").write_text(json.dumps({"question": "1 + 1 = ?", "answer": "2"}) + "\n")
     Path("flow.py").write_text("def solve(task, config):\n    return '2'\n")
     refused = rllm("train", *words, "--with-rules", "--dry-run")
     assert refused.exit_code == 2
-    assert "--with-rules" in refused.stderr
+    assert "--recipe pretrained" in refused.stderr
 
 
 def test_the_report_of_an_agent_of_ones_own_claims_nothing_of_rules(rllm: Rllm, endpoint: Endpoint) -> None:

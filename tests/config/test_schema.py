@@ -26,14 +26,14 @@ AT_LEAST = {
     "inference.cache_tokens": 0,
     "rollout.group_size": 1,
     "rollout.max_turns": 1,
-    "rollout.max_tokens_per_turn": 0,
+    "rollout.max_tokens_per_turn": -1,
     "rollout.num_parallel": 1,
     "rollout.env_workers": 1,
     "rollout.retry_limit": 1,
     "algorithm.updates_per_step": 1,
-    "optimizer.warmup_steps": 0,
+    "optimizer.warmup_steps": -1,
     "optimizer.micro_batch_tokens": 1,
-    "warm_start.steps": 0,
+    "warm_start.steps": -1,
     "warm_start.episodes_per_step": 1,
     "evaluation.num_tasks": 1,
     "evaluation.every_steps": -1,
@@ -46,9 +46,7 @@ ABOVE_ZERO = [
     "rollout.step_timeout_s",
     "rollout.episode_timeout_s",
     "rollout.temperature",
-    "optimizer.learning_rate",
     "optimizer.max_grad_norm",
-    "warm_start.learning_rate",
 ]
 BETWEEN = {
     "algorithm.gamma": (0.0, 1.0),
@@ -91,6 +89,11 @@ def test_what_must_be_positive_is_neither_zero_nor_negative_nor_infinite_nor_nan
         with subtests.test(key=key):
             load_config([f"{key}=1e-9"])
             for value in ("0.0", "-1.0", "inf", "nan"):
+                with pytest.raises(ConfigError, match=f"`{key}` is .*finite.* 0"):
+                    load_config([f"{key}={value}"])
+    for key in ("optimizer.learning_rate", "warm_start.learning_rate"):  # 0 is chosen for the model
+        with subtests.test(key=key):
+            for value in ("-1.0", "inf", "nan"):
                 with pytest.raises(ConfigError, match=f"`{key}` is .*finite.* 0"):
                     load_config([f"{key}={value}"])
 
@@ -253,7 +256,10 @@ REFUSED = {
         "inference.lockstep=false",
     ],
     r"`filters.overlong_penalty`.*0.5.*nothing": ["filters.overlong_penalty=0.5"],
-    "`filters.overlong_buffer` is 4 and `rollout.max_tokens_per_turn` is 4": ["filters.overlong_buffer=4"],
+    "`filters.overlong_buffer` is 4 and `rollout.max_tokens_per_turn` is 4": [
+        "filters.overlong_buffer=4",
+        "rollout.max_tokens_per_turn=4",
+    ],
     "`filters.overlong_buffer` is 2 and `roles.solver.max_tokens` is 2": [
         "filters.overlong_buffer=2",
         "roles.solver.max_tokens=2",
@@ -344,6 +350,7 @@ def test_what_follows_from_the_keys_is_counted() -> None:
             "rollout.group_size=4",
             "rollout.max_turns=5",
             "rollout.max_tokens_per_turn=2",
+            "inference.max_context=512",
             "algorithm.updates_per_step=2",
             "warm_start.steps=7",
             "warm_start.episodes_per_step=6",

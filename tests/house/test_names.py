@@ -19,6 +19,7 @@ STANDARD = {
     "closed",
     "done",
     "expected",
+    "pretrained",
     "failed",
     "nested",
     "packed",

@@ -28,7 +28,8 @@ def test_the_learning_rate_warms_up_and_falls_in_a_line_to_its_last_fraction() -
     assert rates[:3] == [0.25, 0.5, 0.75]
     assert rates[3:] == pytest.approx([1.0 - 0.9 * step / 10 for step in range(3, 11)])
     assert rates[-1] == pytest.approx(0.1)
-    assert learning_rate(load_config({"steps": 1}), 0) == 1e-3
+    one_step = load_config({"steps": 1, "optimizer": {"learning_rate": 1.0, "warmup_steps": 0}})
+    assert learning_rate(one_step, 0) == 1.0
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,14 @@ benchmark or program ──► its own defaults ──► --config FILE ──�
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rllm.build.actors import program_named
 from rllm.build.distillation import DISTILL_DEFAULTS, PROMPT_DEFAULTS, over
+from rllm.build.models import is_from_here
 from rllm.build.program_player import PROGRAM_DEFAULTS
 from rllm.build.rows import BENCHMARK, held_out_name, mixture_of
 from rllm.build.workflow_player import WORKFLOW_DEFAULTS
@@ -18,10 +20,20 @@ from rllm.config.schema import TrainConfig
 from rllm.data.questions import render
 from rllm.environments.harness.spec import PREFIX
 from rllm.errors import ConfigError
-from rllm.eval.catalogue import SWE, TASK_DIRECTORY, Benchmark, benchmark_named
+from rllm.eval.catalogue import SWE, TASK_DIRECTORY, UNTUNED_TRAINING, Benchmark, benchmark_named
 from rllm.eval.tasks import benchmark_world, world_name
 from rllm.integrations.task_programs import is_task_program
 
+SCRATCH, PRETRAINED = "scratch", "pretrained"
+"""Recipes of a benchmark: for models that rLLM made from random weights, and for all others."""
+PRETRAINED_TRAINING: dict[str, Any] = {
+    "rollout": {"tasks_per_step": 8},
+    "evaluation": {"num_tasks": 128, "every_num_tasks": 32},
+}
+"""Where the recipe of a pretrained model differs from the defaults of `TrainConfig`: one of its episodes is
+hundreds of times the work of one of a tiny model."""
+KEPT_IN_ROLLOUT = ("max_turns", "num_parallel", "step_timeout_s", "episode_timeout_s")
+"""Settings of `train.rollout` that follow from a benchmark's world and not from its model."""
 MAX_EVAL_TOKENS = 1024
 """Most tokens of an answer to a question, or of a turn of a model that was not trained on its world, unless
 `--sampling` says otherwise."""
@@ -39,34 +51,40 @@ def training_config(
     seed: int | None = None,
     *,
     agent: str = "",
-    with_rules: bool = False,
+    recipe: str = "",
 ) -> TrainConfig:
     """The benchmark's own configuration, then the file, then `seed`, then the assignments; with another
-    `agent` than its own, which gets none of its arguments. `with_rules` shows tasks as an evaluation shows
-    them to a model that was not trained on them."""
+    `agent` than its own, which gets none of its arguments.
+
+    `recipe`: `scratch`, for models that rLLM made from random weights, or `pretrained`, for all others; where
+    empty, the models of the configuration decide.
+    """
     spec = benchmark_named(benchmark)
+    assignments = (*(() if seed is None else (f"seed={seed}",)), *assignments)
+    if recipe != PRETRAINED:
+        config = _scratch_config(spec, agent, path, assignments)
+        if recipe or _are_from_here(config):
+            return config
+    return _with_rules(spec, agent, path, assignments, _pretrained_table(spec))
+
+
+def _are_from_here(config: TrainConfig) -> bool:
+    """Whether rLLM made all models of a run from random weights."""
+    return all(is_from_here(policy.path) for policy in config.named_policies.values())
+
+
+def _scratch_config(
+    spec: Benchmark, agent: str, path: Path | None, assignments: tuple[str, ...]
+) -> TrainConfig:
     own = spec.train
-    if with_rules and spec.asks_questions:
-        raise ConfigError(
-            f"`{spec.name}` asks the same of every model, so --with-rules changes nothing; leave it out."
-        )
-    extra = () if seed is None else (f"seed={seed}",)
-    if with_rules:
-        return _config_with_rules(spec, agent, path, (*extra, *assignments))
     if agent not in ("", spec.agent) and "task" in own:
         own = {**own, "task": {key: value for key, value in own["task"].items() if key != "agent_args"}}
-    return load_config(path, (*extra, *assignments), base=over(_task_table(spec, agent), own))
+    return load_config(path, assignments, base=over(_task_table(spec, agent), own))
 
 
 def evaluation_config(benchmark: str, agent: str = "") -> TrainConfig:
     """For a model that was not trained on the benchmark."""
-    return _config_with_rules(benchmark_named(benchmark), agent, None, ())
-
-
-def _config_with_rules(
-    spec: Benchmark, agent: str, path: Path | None, assignments: tuple[str, ...]
-) -> TrainConfig:
-    """Nothing of `train.task`, the instructions for the benchmark's own agent, and room to think."""
+    spec = benchmark_named(benchmark)
     own = {section: table for section, table in spec.train.items() if section != "task"}
     if spec.environment not in (TASK_DIRECTORY, SWE):  # any other world ends its episodes itself
         own = over(own, {"rollout": {"max_turns": MAX_EVAL_TURNS}})
@@ -76,7 +94,27 @@ def _config_with_rules(
     }
     if spec.environment == SWE:  # which says itself how much a repository takes
         room = {}
-    config = load_config(path, assignments, base=over(_task_table(spec, agent), over(own, room)))
+    return _with_rules(spec, agent, None, (), over(own, room))
+
+
+def _pretrained_table(spec: Benchmark) -> dict[str, Any]:
+    """The configuration of a pretrained model's run: no imitation, no settings that were tuned on random
+    weights, turns as the world needs them; then `pretrained` of the benchmark."""
+    rollout = spec.train.get("rollout", {})
+    from_world = {name: rollout[name] for name in KEPT_IN_ROLLOUT if name in rollout}
+    if spec.train in UNTUNED_TRAINING:
+        from_world = rollout
+    table = over(PRETRAINED_TRAINING, {"rollout": from_world, "warm_start": {"steps": 0, "noise": 0.0}})
+    if "lockstep" in (inference := spec.train.get("inference", {})):
+        table = over(table, {"inference": {"lockstep": inference["lockstep"]}})
+    return over(table, spec.pretrained)
+
+
+def _with_rules(
+    spec: Benchmark, agent: str, path: Path | None, assignments: tuple[str, ...], own: Mapping[str, Any]
+) -> TrainConfig:
+    """Nothing of `train.task`, and the instructions for the benchmark's own agent."""
+    config = load_config(path, assignments, base=over(_task_table(spec, agent), own))
     prompts = (table.get("system_prompt", "") for table in (config.task.agent_args, spec.agent_args))
     if spec.instructions and agent in ("", spec.agent) and len(set(prompts)) == 1:  # else somebody wrote one
         instructions = render(spec.instructions, config.task.environment_args).strip()
@@ -103,21 +141,31 @@ def distill_config(
     path: Path | None = None,
     assignments: tuple[str, ...] = (),
     *,
-    with_rules: bool = False,
+    recipe: str = "",
 ) -> TrainConfig:
     """The tasks of a benchmark, or the prompts of a JSONL file; then the file, then the assignments.
 
-    What a benchmark says of experts, estimators and losses is for other runs. `with_rules`: as of
+    What a benchmark says of experts, estimators and losses is for other runs. `recipe`: as of
     `training_config`.
     """
     defaults = over(DISTILL_DEFAULTS, {"distill": {"teacher": teacher}})
     if name.endswith(".jsonl"):
-        if with_rules:
-            raise ConfigError(f"{name} has prompts that say all there is; leave --with-rules out.")
+        if recipe:
+            raise ConfigError(f"{name} has prompts that say all there is; leave --recipe {recipe} out.")
         return load_config(
             path, assignments, base=over(over(PROMPT_DEFAULTS, {"task": {"dataset": name}}), defaults)
         )
-    own = config_dict(training_config(name, with_rules=with_rules))
+    if recipe != PRETRAINED:
+        config = _distill_config(name, SCRATCH, path, assignments, defaults)
+        if recipe or _are_from_here(config):
+            return config
+    return _distill_config(name, PRETRAINED, path, assignments, defaults)
+
+
+def _distill_config(
+    name: str, recipe: str, path: Path | None, assignments: tuple[str, ...], defaults: Mapping[str, Any]
+) -> TrainConfig:
+    own = config_dict(training_config(name, recipe=recipe))
     for section in ("algorithm", "warm_start"):
         del own[section]
     return load_config(path, assignments, base=over(own, defaults))

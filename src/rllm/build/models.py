@@ -9,6 +9,8 @@ from rllm.build.providers import BUILTIN, resolve_model
 from rllm.config.schema import InferenceConfig
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.files.home import rllm_home
+from rllm.models.facts import is_from_scratch
+from rllm.models.foreign import read_config
 from rllm.store.run_directory import RunDirectory, is_run
 
 if TYPE_CHECKING:
@@ -54,6 +56,16 @@ def model_directory(path: Path) -> Path:
     if not model.is_dir():
         raise ConfigError(f"The run {path} has no trained model yet; let `rllm train` finish it first.")
     return model
+
+
+def is_from_here(path: str) -> bool:
+    """Whether rLLM made the model at `path` from random weights."""
+    if path.startswith(BUILTIN):
+        return True
+    if not is_run(Path(path)) and not (Path(path) / "config.json").is_file():
+        return False  # loading the model reports what it lacks
+    directory = model_directory(Path(path))
+    return is_from_scratch(directory, read_config(directory))
 
 
 def _builtin(preset: str) -> Path:
@@ -163,6 +175,4 @@ def _architecture(config: dict[str, Any]) -> str:
 
 def architecture_of(directory: Path) -> str:
     """The name in a model directory's config.json."""
-    from rllm.models.directory import read_config
-
     return _architecture(read_config(directory))

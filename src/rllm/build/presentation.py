@@ -6,23 +6,23 @@
 Rules are dear for a small model, which reads them at every turn; any other model can answer nothing without.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rllm.build.asked import Asked
-from rllm.build.configs import evaluation_config, training_config
-from rllm.build.models import model_directory
-from rllm.build.providers import BUILTIN, ModelPlace
+from rllm.build.configs import SCRATCH, evaluation_config, training_config
+from rllm.build.models import is_from_here
+from rllm.build.providers import ModelPlace
 from rllm.config.loader import load_config
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
-from rllm.eval.catalogue import SWE, Benchmark, benchmark_named, benchmarks
+from rllm.eval.catalogue import Benchmark, benchmarks
 from rllm.eval.results import is_for_show
 from rllm.eval.tasks import world_name
-from rllm.models.builtin_templates import CHAT_TEMPLATE
+from rllm.models.facts import ModelFacts
 from rllm.store.run_directory import RunDirectory, is_run
+from rllm.trainer.defaults import settle_for_model
 
 _HOLDER_DEPTH = 2
 """The number of levels above a model directory at which its run may be: RUN/model, RUN/models/NAME."""
@@ -60,27 +60,13 @@ def presentation_of(request: Asked, spec: Benchmark) -> Presentation:
             )
         as_trained = True
     elif as_trained is None:
-        as_trained = run_config is not None or (not request.place.is_server and _is_built_in(request.place))
-    config = run_config or training_config(name) if as_trained else evaluation_config(name)
+        as_trained = run_config is not None or (
+            not request.place.is_server and is_from_here(request.place.path)
+        )
+    config = run_config or training_config(name, recipe=SCRATCH) if as_trained else evaluation_config(name)
+    settle_for_model(config, ModelFacts(from_scratch=True))
     agent_args = config.task.agent_args if is_own_agent else {}
     return Presentation(config=config, agent_args=agent_args, as_trained=as_trained)
-
-
-def lacks_rules(config: TrainConfig, benchmark: str) -> bool:
-    """Whether a configuration of training shows its model, or its teacher, less than `rllm eval` would."""
-    spec = benchmark_named(benchmark)
-    if spec.asks_questions or spec.environment == SWE:  # an issue and its tools are shown alike to all
-        return False
-    models = (config.model.path, config.distill.teacher)
-    return any(not _was_made_for(path, spec, benchmark) for path in models if path)
-
-
-def _was_made_for(path: str, spec: Benchmark, benchmark: str) -> bool:
-    """Whether a model is one that training's prompts are written for; of one elsewhere nobody knows."""
-    if not path.startswith(BUILTIN) and not Path(path).is_dir():
-        return False
-    place = ModelPlace(path=path)
-    return _trained_config(place, spec, benchmark) is not None or _is_built_in(place)
 
 
 def _trained_config(place: ModelPlace, spec: Benchmark, benchmark: str) -> TrainConfig | None:
@@ -119,24 +105,12 @@ def _nearest(run_config: TrainConfig, spec: Benchmark) -> Benchmark:
     among equals."""
 
     def num_differing(other: Benchmark) -> tuple[int, bool]:
-        own, theirs = run_config.task.environment_args, training_config(other.name).task.environment_args
+        own, theirs = (
+            run_config.task.environment_args,
+            training_config(other.name, recipe=SCRATCH).task.environment_args,
+        )
         names = {*own, *theirs}
         return sum(own.get(name) != theirs.get(name) for name in names), other.name != spec.name
 
     world = world_name(spec)
     return min((each for each in benchmarks() if world_name(each) == world), key=num_differing, default=spec)
-
-
-def _is_built_in(place: ModelPlace) -> bool:
-    """Whether a model is one that rLLM made, by its chat template."""
-    if place.path.startswith(BUILTIN):
-        return True
-    path = Path(place.path)
-    if not is_run(path) and not (path / "config.json").is_file():
-        return False  # who loads the model says what it lacks
-    settings = model_directory(path) / "tokenizer_config.json"
-    try:
-        chat = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}
-    except ValueError:  # who loads the model says what is wrong with it
-        return False
-    return isinstance(chat, dict) and chat.get("chat_template") == CHAT_TEMPLATE

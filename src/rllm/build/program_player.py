@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from rllm.types.wire import Policy
 
 PROGRAM_DEFAULTS: dict[str, Any] = {
-    "inference": {"lockstep": False, "max_context": 2048},
+    "inference": {"lockstep": False},
     "rollout": {"max_tokens_per_turn": 0},
-    "warm_start": {"steps": 0},
 }
 """Where a run of a program differs from the defaults of `TrainConfig`."""
 

@@ -25,9 +25,10 @@ from rllm.engine.traced import Program
 from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.tracking.base import Tracker
-from rllm.trainer.backends.named import with_backend
+from rllm.trainer.backends.named import require_backend
 from rllm.trainer.cluster import require_cluster
-from rllm.trainer.run import TrainingRun
+from rllm.trainer.defaults import KeyChoice, settle_defaults
+from rllm.trainer.run import Expert, RunTasks, TrainingRun
 from rllm.types.callables import name_of
 from rllm.types.task import tasks_of
 
@@ -93,11 +94,33 @@ class RunOptions:
     make: Callable[..., TrainingRun] = TrainingRun
     """`TrainingRun`, or what is made in its place with the same arguments."""
 
-    def settle(self, config: TrainConfig, *, plays_agent: bool) -> TrainConfig:
-        """`config` with these settings. Raises ConfigError for a backend or cluster that cannot honour it."""
-        config = with_backend(load_config(config, self.assignments), self.backend, plays_agent=plays_agent)
+    def settle(
+        self, config: TrainConfig, *, plays_agent: bool, has_expert: bool
+    ) -> tuple[TrainConfig, list[KeyChoice]]:
+        """Return `config` with these settings, every key that it leaves open chosen for the model, and the
+        choices.
+
+        Raises ConfigError for a backend or cluster that cannot honour it.
+        """
+        backend = [f'backend="{self.backend}"'] if self.backend else []
+        config = _with_estimators(load_config(config, [*self.assignments, *backend]), self.estimators or {})
+        choices = settle_defaults(config, self.output, has_expert=has_expert, is_program=not plays_agent)
+        require_backend(config, plays_agent=plays_agent)
         require_cluster(config)
-        return _with_estimators(config, self.estimators or {})
+        return config, choices
+
+    def run(
+        self,
+        config: TrainConfig,
+        player: Any,
+        tasks: RunTasks,
+        expert: Expert | None,
+        choices: list[KeyChoice],
+    ) -> TrainingRun:
+        """Return what `make` makes of these parts and settings."""
+        return self.make(
+            config, player, tasks, expert=expert, output=self.output, tracker=self.tracker, choices=choices
+        )
 
 
 def agent_run(
@@ -116,10 +139,10 @@ def agent_run(
     _require_no_budget(config, "agent_class")
     if config.rollout.max_tokens_per_turn == 0:
         raise ConfigError("`rollout.max_tokens_per_turn` is 0; an agent needs at least 1 to answer with.")
-    config = options.settle(config, plays_agent=True)
+    config, choices = options.settle(config, plays_agent=True, has_expert=demonstrate is not None)
     tasks = datasets.tasks(config, world=world, pays="reward_fn" not in player.env_args)
     expert = None if demonstrate is None else agent_expert(config, demonstrate, player, world)
-    return options.make(config, player, tasks, expert=expert, output=options.output, tracker=options.tracker)
+    return options.run(config, player, tasks, expert, choices)
 
 
 def program_run(
@@ -142,10 +165,10 @@ def program_run(
             "`inference.lockstep` is true, but programs may ask several things at a time and think between "
             "as long as they like; set it to false."
         )
-    config = options.settle(config, plays_agent=False)
+    config, choices = options.settle(config, plays_agent=False, has_expert=demonstrate is not None)
     tasks, player = datasets.tasks(config, tasks_of, world), ProgramPlayer(program=program)
     expert = None if demonstrate is None else agent_expert(config, demonstrate, world=world)
-    return options.make(config, player, tasks, expert=expert, output=options.output, tracker=options.tracker)
+    return options.run(config, player, tasks, expert, choices)
 
 
 def workflow_run(
@@ -163,10 +186,10 @@ def workflow_run(
     config = load_config(config, base={**WORKFLOW_DEFAULTS, "task": {"environment": name, "agent": name}})
     _require_no_effect(config, _NOT_FOR_WORKFLOWS)
     _require_no_budget(config, "workflow_class")
-    config = options.settle(config, plays_agent=False)
+    config, choices = options.settle(config, plays_agent=False, has_expert=demonstrate is not None)
     tasks = datasets.tasks(config, world=world)
     expert = None if demonstrate is None else role_expert(config, demonstrate)
-    return options.make(config, player, tasks, expert=expert, output=options.output, tracker=options.tracker)
+    return options.run(config, player, tasks, expert, choices)
 
 
 def _require_no_effect(config: TrainConfig, idle_keys: Mapping[str, str]) -> None:

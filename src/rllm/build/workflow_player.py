@@ -21,10 +21,9 @@ from rllm.workflows.workers import OpenWorkers, opened_workers, worker_contracts
 from rllm.workflows.workflow import Workflow
 
 WORKFLOW_DEFAULTS: dict[str, Any] = {
-    "inference": {"lockstep": False, "max_context": 2048},
+    "inference": {"lockstep": False},
     "rollout": {"max_tokens_per_turn": 0},
     "algorithm": {"old_logprobs": "trainer"},
-    "warm_start": {"steps": 0},
 }
 """Where a run of a workflow differs from the defaults of `TrainConfig`. Its calls come from several places at
 once, so without lockstep no batch of the engine is ever quite the same: what the trainer says of the tokens

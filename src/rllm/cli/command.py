@@ -131,6 +131,14 @@ def options_of(kind: type[Any], *after: Decorate) -> Decorate:
     return decorate
 
 
+recipe_option = click.option(
+    "--recipe",
+    type=WordChoice(["scratch", "pretrained"]),
+    default=None,
+    callback=lambda ctx, parameter, value: value or "",
+    help="Prompts and settings of a benchmark: scratch is for models that rLLM made from random weights, "
+    "pretrained has rules, room to think and no warm start.  [default: by the model]",
+)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout; errors as JSON on stderr."
 )

@@ -10,9 +10,8 @@ import click
 from rich.text import Text
 
 from rllm.build.configs import distill_config
-from rllm.build.presentation import lacks_rules
 from rllm.build.training import build_run
-from rllm.cli.command import elapsed_s, example, options_of, print_json
+from rllm.cli.command import elapsed_s, example, options_of, print_json, recipe_option
 from rllm.cli.plan import (
     Plan,
     announce_run,
@@ -20,8 +19,8 @@ from rllm.cli.plan import (
     interruption,
     print_plan,
     unused_directory,
-    warn_of_missing_rules,
 )
+from rllm.cli.published_flags import WITH_RULES, refused_options
 from rllm.cli.supervised import SupervisedOptions
 from rllm.cli.terminal import out, phase_list, print_next, print_sentence, rate_with_interval, table, took
 from rllm.config.distill import PROMPTS
@@ -50,13 +49,10 @@ from rllm.trainer.result import TrainResult
     help="A run, a model directory, or a server that returns prompt log-probabilities, such as vLLM.",
 )
 @click.option("--val-dataset", default="", metavar="FILE", help="Held-out prompts.  [default: the prompts]")
-@click.option(
-    "--with-rules",
-    is_flag=True,
-    help="Show a benchmark's tasks as `rllm eval` shows them to a model from elsewhere: with rules.",
-)
+@recipe_option
+@refused_options(WITH_RULES)
 @options_of(SupervisedOptions)
-def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, options: SupervisedOptions) -> None:
+def command(tasks: str, teacher: str, val_dataset: str, recipe: str, options: SupervisedOptions) -> None:
     """Make a student like its teacher, on the student's own answers.
 
     The student answers; the teacher says, token by token, how likely it finds the answer; what it finds more
@@ -66,9 +62,7 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, option
     The same command again resumes a run that was interrupted, and shows the result of one that is finished.
     """
     assignments = options.all_assignments(task__val_dataset=val_dataset)
-    config = distill_config(tasks, teacher, options.config_file, tuple(assignments), with_rules=with_rules)
-    if not with_rules and config.task.environment != PROMPTS and lacks_rules(config, tasks):
-        warn_of_missing_rules(tasks, "The teacher or its student", config)
+    config = distill_config(tasks, teacher, options.config_file, tuple(assignments), recipe=recipe)
     label = Path(tasks).stem
     directory = options.output or Path("runs") / f"distill-{label}-seed{config.seed}"
     if options.fresh:
@@ -79,9 +73,10 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, option
         plan = Plan(
             title=f"rllm distill {label}",
             directory=directory,
-            config=config_dict(config),
+            config=config_dict(run.config),
             defaults=config_dict(TrainConfig()),
-            derived=config.derived(),
+            derived=run.config.derived(),
+            choices=run.choices,
             conflict=conflict_with_run(directory, run.require_same_config),
         )
         print_plan(plan, as_json=options.as_json, tasks=tasks)
@@ -96,7 +91,7 @@ def command(tasks: str, teacher: str, val_dataset: str, with_rules: bool, option
     except KeyboardInterrupt as interrupt:
         words = ["rllm", "distill", tasks, "--teacher", teacher, *options.words(), "--output", str(directory)]
         words += ["--val-dataset", val_dataset] if val_dataset else []
-        words += ["--with-rules"] if with_rules else []
+        words += ["--recipe", recipe] if recipe else []
         raise interruption(directory, words) from interrupt
     if options.as_json:
         print_json({**result.summary, "run": str(directory)})

@@ -14,9 +14,9 @@ from rich.tree import Tree
 
 from rllm.cli.command import print_json
 from rllm.cli.terminal import err, out, print_sentence
-from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory, is_run
+from rllm.trainer.defaults import KeyChoice, choices_dict
 from rllm.trainer.memory import readable
 
 if TYPE_CHECKING:
@@ -70,16 +70,6 @@ def interruption(directory: Path, words: Sequence[str]) -> click.Abort:
     return click.Abort(f"Interrupted. {how} with: {shlex.join(words)}")
 
 
-def warn_of_missing_rules(benchmark: str, who: str, config: TrainConfig) -> None:
-    """Say that `who` reads prompts that are written for models made here."""
-    print_sentence(
-        err(),
-        f"{who} was not trained on `{benchmark}` here, and reads what training shows: no rules, and answers "
-        f"of up to {config.rollout.max_tokens_per_turn} tokens. --with-rules shows what `rllm eval` would.",
-        style="yellow",
-    )
-
-
 def conflict_with_run(directory: Path, require_same_config: Callable[[RunDirectory], None]) -> str:
     """The reason that the run already in `directory` cannot go on with this configuration; empty where it
     can.
@@ -105,6 +95,8 @@ class Plan:
     conflict: str
     """The reason that the run already in `directory` could not go on with it; empty where it could. A plan is
     printed all the same: to see what another setting would mean is what it is for."""
+    choices: Sequence[KeyChoice] = ()
+    """Keys that were chosen for the model; none of a run that is there already."""
     memory: "MemoryPlan | None" = None
     """Memory of each process; None where it is not known."""
     processes: "Sequence[ProcessPlan]" = ()
@@ -119,6 +111,7 @@ def print_plan(plan: Plan, *, as_json: bool, **facts: str) -> None:
         values: dict[str, Any] = {"config": plan.config, "derived": plan.derived}
         if plan.processes:
             values["processes"] = [each.facts() for each in plan.processes]
+        values["chosen"] = choices_dict(plan.choices)
         print_json({**facts, **run, **values, "memory": None if memory is None else memory.facts()})
         return
     tree = Tree(Text.assemble((plan.title, "bold"), f" into {plan.directory}"), guide_style="dim")
@@ -126,6 +119,10 @@ def print_plan(plan: Plan, *, as_json: bool, **facts: str) -> None:
     branch = tree.add(Text("derived", style="bold"))
     for name, value in plan.derived.items():
         branch.add(Text(f"{name} = {value:,}" if isinstance(value, int | float) else f"{name} = {value}"))
+    if plan.choices:
+        branch = tree.add(Text("chosen for this model", style="bold"))
+        for choice in plan.choices:
+            branch.add(Text(f"{choice.key} = {choice.value:g}: {choice.reason}"))
     if plan.processes:
         branch = tree.add(Text("processes", style="bold"))
         for each in plan.processes:

@@ -106,7 +106,17 @@ def sampling_words(text: str) -> list[str]:
 
 
 _SWITCHES = frozenset(
-    ("--ui", "--relogin", "--no-dedup", "--no-save-episodes", "--snapshot", "--dedup", "--local", "--force")
+    (
+        "--ui",
+        "--relogin",
+        "--no-dedup",
+        "--no-save-episodes",
+        "--snapshot",
+        "--dedup",
+        "--local",
+        "--force",
+        "--with-rules",
+    )
 )
 
 _SANDBOXES = (
@@ -129,7 +139,9 @@ TRAIN_KEYS = {
     "--top-p": "rollout.top_p",
     "--max-tokens": "rollout.max_tokens_per_turn",
 }
+WITH_RULES = {"--with-rules": "a pretrained model sees the rules by itself; --recipe pretrained asks for it"}
 TRAIN_REFUSED = {
+    **WITH_RULES,
     "--epochs": "a run here has `steps` of `rollout.tasks_per_step` tasks each: --max-steps N",
     "--train-split": "training tasks are those of the split `train`; a program's are those of --dataset",
     "--project": _RECORD,

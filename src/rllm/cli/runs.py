@@ -148,12 +148,12 @@ def _show_run(directory: RunDirectory, as_json: bool) -> None:
     phases, cluster = _phases(directory), cluster_facts(lines)
     if as_json:
         details = {"success": success, "phases": phases, "machines": directory.machines()}
-        details |= {"summary": summary, "config": config}
+        details |= {"summary": summary, "config": config, "chosen": directory.choices()}
         print_json({**run_facts.to_dict(), **details, **({"cluster": cluster.to_dict()} if cluster else {})})
         return
     console = out()
     try:
-        highlights = _highlights(run_facts, config, summary)
+        highlights = _highlights(run_facts, config, summary, directory.choices())
     except (KeyError, TypeError) as error:
         raise ConfigError(
             f"config.json or summary.json of {directory.path} is not what a run wrote "
@@ -209,7 +209,10 @@ def _show_evaluation(directory: RunDirectory, run_facts: RunFacts, as_json: bool
 
 
 def _highlights(
-    run_facts: RunFacts, config: dict[str, Any], summary: dict[str, Any] | None
+    run_facts: RunFacts,
+    config: dict[str, Any],
+    summary: dict[str, Any] | None,
+    choices: dict[str, dict[str, Any]],
 ) -> list[tuple[str, str | Text]]:
     task, rollout, algorithm = config["task"], config["rollout"], config["algorithm"]
     arguments = ", ".join(f"{name} {value}" for name, value in task["environment_args"].items())
@@ -225,6 +228,9 @@ def _highlights(
         ),
         ("algorithm", f"{algorithm['estimator']}, learning rate {config['optimizer']['learning_rate']:g}"),
         ("seed", str(run_facts.seed)),
+    ]
+    rows += [
+        (f"chosen: {key}", f"{choice['value']:g}, {choice['reason']}") for key, choice in choices.items()
     ]
     if summary is not None:
         rows.append(("work", readable_seconds(summary["wall_s"])))

@@ -98,6 +98,7 @@ def run_supervised(options: SupervisedOptions, make: MakeTrainer, label: str, wo
             directory=directory,
             config=config_dict(trainer.config),
             defaults=config_dict(trainer.config_class()),
+            choices=trainer.choices,
             derived=trainer.plan(),
             conflict=conflict_with_run(directory, trainer.require_same_config),
         )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from rllm.build.presentation import lacks_rules
 from rllm.build.training import build_run
 from rllm.cli.command import elapsed_s, example, options_of, print_json
 from rllm.cli.plan import (
@@ -19,7 +18,6 @@ from rllm.cli.plan import (
     print_plan,
     require_place,
     unused_directory,
-    warn_of_missing_rules,
 )
 from rllm.cli.published_flags import (
     TRAIN_KEYS,
@@ -88,13 +86,6 @@ def command(options: TrainOptions) -> None:
             "--set say nothing; name `steps`, `warm_start.steps` and `optimizer.learning_rate`.",
             style="dim",
         )
-    if (
-        warns
-        and options.program is None
-        and not options.with_rules
-        and lacks_rules(config, options.benchmark)
-    ):
-        warn_of_missing_rules(options.benchmark, "The model", config)
     directory = options.output or Path("runs") / f"{options.directory_name}-seed{config.seed}"
     if options.resume and options.fresh:
         raise ConfigError("--resume goes on and --fresh begins anew; give one of them.")
@@ -115,9 +106,10 @@ def command(options: TrainOptions) -> None:
         plan = Plan(
             title=f"rllm train {options.label}",
             directory=directory,
-            config=config_dict(config),
+            config=config_dict(run.config),
             defaults=config_dict(TrainConfig()),
-            derived=config.derived(),
+            derived=run.config.derived(),
+            choices=run.choices,
             conflict=conflict_with_run(directory, run.require_same_config),
             memory=run.memory_plan(
                 options.nproc, options.nproc

@@ -12,7 +12,7 @@ from rllm.build.judges import JUDGING
 from rllm.build.models import initial_model_path
 from rllm.build.rows import BENCHMARK
 from rllm.build.sampling import assignments_of
-from rllm.cli.command import argument, json_option, option, shared
+from rllm.cli.command import argument, json_option, option, recipe_option, shared
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError, choices_of
 from rllm.eval.catalogue import benchmark_named
@@ -93,11 +93,7 @@ class TrainOptions:
         metavar="KEY=VALUE",
         help="Set one key, such as optimizer.learning_rate=3e-4; may be repeated and wins over the file.",
     )
-    with_rules: bool = option(
-        "--with-rules",
-        is_flag=True,
-        help="Show tasks as `rllm eval` shows them to a model from elsewhere: with rules, and room to think.",
-    )
+    recipe: str = shared(recipe_option)
     split: str | None = option(
         "--split", help="Which held-out tasks are measured on: `--set evaluation.split=…`."
     )
@@ -203,9 +199,9 @@ class TrainOptions:
                     f"--judge-model {self.judge_model} would be ignored: what judges a program asks its "
                     "model itself. Write --evaluator my_flow.py:score, which may use rllm.rewards."
                 )
-            if self.with_rules:
+            if self.recipe:
                 raise ConfigError(
-                    f"`{program.program}` says itself what its model is shown; leave --with-rules out."
+                    f"--recipe {self.recipe} is for benchmarks; leave it out for `{program.program}`."
                 )
             return program_config(program, model_path, self.config_file, self.all_assignments, self.seed)
         judging = {name: getattr(self, name) for name in JUDGING}
@@ -219,7 +215,7 @@ class TrainOptions:
             assignments,
             self.seed,
             agent=self.agent,
-            with_rules=self.with_rules,
+            recipe=self.recipe,
         )
 
     def words(self, directory: Path) -> list[str]:
@@ -230,7 +226,7 @@ class TrainOptions:
             words += ["--config", str(self.config_file)]
         for assignment in self.all_assignments:
             words += ["--set", assignment]
-        words += ["--with-rules"] if self.with_rules else []
+        words += ["--recipe", self.recipe] if self.recipe else []
         if self.seed is not None:
             words += ["--seed", str(self.seed)]
         return words

@@ -167,7 +167,7 @@ def validate_overlong(
     limits = {"rollout.max_tokens_per_turn": max_tokens_per_turn}
     limits |= {f"roles.{name}.max_tokens": role.max_tokens for name, role in roles.items() if role.max_tokens}
     for key, limit in limits.items():
-        if limit <= filters.overlong_buffer:
+        if -1 < limit <= filters.overlong_buffer:  # -1 is open until the run has chosen it
             raise ConfigError(
                 f"`filters.overlong_buffer` is {filters.overlong_buffer} and `{key}` is {limit}; an answer "
                 "is overlong in the last part of what it may be long, so set the limit above the buffer."

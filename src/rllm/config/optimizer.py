@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rllm.config.limits import at_least, one_of, positive, unused
+from rllm.config.limits import at_least, finite, one_of, positive, unused
 from rllm.errors import ConfigError
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -17,12 +17,14 @@ class OptimizerConfig:
     muon_dtype: str = "auto"
     """Precision of Muon's Newton-Schulz iterations: `float32`, `bfloat16`, or `auto`, which a run replaces by
     what is faster on the machine where it begins, and keeps."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 0.0
+    """Peak of the learning rate. 0 chooses it for the model: by its number of parameters, by whether an
+    adapter is trained, and by whether rLLM made the model from random weights (docs/algorithms.md)."""
     schedule: str = "linear"
     """The course of the learning rate from its peak, after the warm-up, to its end at the last step:
     `linear`, `cosine`, or `constant`, which stays at the peak."""
-    warmup_steps: int = 0
-    """Steps in which the rate rises linearly to its peak."""
+    warmup_steps: int = -1
+    """Steps in which the rate rises linearly to its peak. -1 chooses the number for the model."""
     final_lr_fraction: float = 0.1
     """The fraction of its peak that the rate has at the last step, `constant` excepted."""
     beta1: float = 0.9
@@ -62,8 +64,8 @@ class OptimizerConfig:
             )
         one_of("optimizer.schedule", self.schedule, SCHEDULES)
         one_of("optimizer.on_bad_update", self.on_bad_update, ("stop", "skip"))
-        positive("optimizer.learning_rate", self.learning_rate)
-        at_least("optimizer.warmup_steps", self.warmup_steps, 0)
+        finite("optimizer.learning_rate", self.learning_rate)
+        at_least("optimizer.warmup_steps", self.warmup_steps, -1)
         at_least("optimizer.micro_batch_tokens", self.micro_batch_tokens, 1)
         positive("optimizer.logits_mb", self.logits_mb)
         positive("optimizer.max_grad_norm", self.max_grad_norm)

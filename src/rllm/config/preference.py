@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, fields
 
 from rllm.config.limits import finite, one_of, positive
-from rllm.config.optimizer import OptimizerConfig
 from rllm.config.supervised import ChatDataConfig, EpochsConfig
 from rllm.errors import ConfigError
 
@@ -106,17 +105,10 @@ class PreferenceDataConfig(ChatDataConfig):
             )
 
 
-def _optimizer() -> OptimizerConfig:
-    return OptimizerConfig(learning_rate=5e-6)
-
-
 @dataclass(kw_only=True, slots=True)
 class DpoConfig(EpochsConfig):
     """A whole run of learning from preferences."""
 
-    optimizer: OptimizerConfig = field(default_factory=_optimizer)
-    """Its learning rate is 5e-6 here: a preference moves a model that can speak already, and moves it fast. A
-    `builtin` model wants about 3e-4."""
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     data: PreferenceDataConfig = field(default_factory=PreferenceDataConfig)
 

@@ -123,8 +123,8 @@ class TaskConfig:
 class InferenceConfig:
     num_slots: int = 256
     """Conversations that hold keys and values at the same time."""
-    max_context: int = 512
-    """Tokens of one conversation, prompt and answers together."""
+    max_context: int = 0
+    """Maximum tokens of one conversation, prompt and answers together. 0 chooses it for the model."""
     max_prefill_tokens: int = 16_384
     """Prompt tokens read in one engine step; a longer prompt is read over several, beside others' answers."""
     cache_tokens: int = 0
@@ -161,7 +161,8 @@ class InferenceConfig:
 
     def validate(self) -> None:
         at_least("inference.num_slots", self.num_slots, 1)
-        at_least("inference.max_context", self.max_context, 2)
+        if self.max_context:
+            at_least("inference.max_context", self.max_context, 2)
         at_least("inference.max_prefill_tokens", self.max_prefill_tokens, 1)
         at_least("inference.cache_tokens", self.cache_tokens, 0)
         if 0 < self.cache_tokens < self.max_context:
@@ -198,8 +199,9 @@ class RolloutConfig:
     group_size: int = 8
     """Attempts at each task."""
     max_turns: int = 8
-    max_tokens_per_turn: int = 4
-    """Maximum tokens per answer. 0 keeps the limit that the program sends (programs only)."""
+    max_tokens_per_turn: int = -1
+    """Maximum tokens per answer. 0 keeps the limit that the program sends (programs only). -1 chooses it for
+    the model."""
     temperature: float = 1.0
     """Sampling temperature of the first step. The trainer divides by the same, so it stays on-policy."""
     final_temperature: float = 0.0
@@ -241,7 +243,7 @@ class RolloutConfig:
             "retry_limit",
         ):
             at_least(f"rollout.{name}", getattr(self, name), 1)
-        at_least("rollout.max_tokens_per_turn", self.max_tokens_per_turn, 0)
+        at_least("rollout.max_tokens_per_turn", self.max_tokens_per_turn, -1)
         positive("rollout.step_timeout_s", self.step_timeout_s)
         positive("rollout.episode_timeout_s", self.episode_timeout_s)
         finite("rollout.stall_timeout_s", self.stall_timeout_s)
@@ -261,19 +263,21 @@ class RolloutConfig:
 class WarmStartConfig:
     """Supervised imitation of a noisy expert, so that reinforcement learning has something to improve."""
 
-    steps: int = 100
-    """0 begins reinforcement learning with the model as it is."""
+    steps: int = -1
+    """0 begins reinforcement learning with the model as it is. -1 takes 100 for a model that rLLM made from
+    random weights, where there is an expert to imitate, and else 0."""
     episodes_per_step: int = 64
-    learning_rate: float = 3e-3
+    learning_rate: float = 0.0
+    """Peak of the learning rate of the imitation. 0 chooses it for the model."""
     noise: float = 0.3
     """Share of the expert's moves that are replaced by random ones."""
     expert_args: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further arguments of a world's expert, such as how far it sees on a lake."""
 
     def validate(self) -> None:
-        at_least("warm_start.steps", self.steps, 0)
+        at_least("warm_start.steps", self.steps, -1)
         at_least("warm_start.episodes_per_step", self.episodes_per_step, 1)
-        positive("warm_start.learning_rate", self.learning_rate)
+        finite("warm_start.learning_rate", self.learning_rate)
         share("warm_start.noise", self.noise)
 
 

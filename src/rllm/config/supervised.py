@@ -29,10 +29,6 @@ class HeldOutConfig:
         at_least("evaluation.every_steps", self.every_steps, 0)
 
 
-def _optimizer() -> OptimizerConfig:
-    return OptimizerConfig(learning_rate=2e-5)
-
-
 @dataclass(kw_only=True, slots=True)
 class SupervisedConfig:
     """A run whose steps are updates on rows."""
@@ -44,9 +40,7 @@ class SupervisedConfig:
     model: ModelConfig = field(default_factory=lambda: ModelConfig(path=""))
     """Where its path is empty, what the run has made that the data come from, or else `builtin:tiny`."""
     lora: LoraConfig = field(default_factory=LoraConfig)
-    optimizer: OptimizerConfig = field(default_factory=_optimizer)
-    """Its learning rate is 2e-5 here, which suits models that can speak already; a `builtin` model wants
-    about 3e-3."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: HeldOutConfig = field(default_factory=HeldOutConfig)
     checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every_steps=50))
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -72,6 +72,8 @@ WEB_TRAINING: dict[str, Any] = {
     "inference": {"max_context": 32_768},
 }
 """The same for tasks on live websites."""
+UNTUNED_TRAINING = (QUESTION_TRAINING, TASK_TRAINING, SWE_TRAINING, WEB_TRAINING)
+"""Training settings that no model was tuned with."""
 TRAINING_ONLY = ("environment_args", "agent_args", "num_train_tasks")
 """The keys that `train.task` of a benchmark may set."""
 PUBLISHED_READINGS = ("strict", "lenient", "likelihood")
@@ -128,6 +130,10 @@ class Benchmark:
     train: dict[str, Any] = field(default_factory=dict[str, Any])
     """Its training configuration, on top of the defaults of `TrainConfig`. `train.task.environment_args` and
     `train.task.agent_args` are on top of `task` and `agent_args`, for training alone."""
+
+    pretrained: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The training configuration for pretrained models, which see the rules and have no warm start: where it
+    differs from the defaults that a run chooses for its model."""
 
     @property
     def offline(self) -> bool:

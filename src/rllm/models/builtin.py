@@ -21,6 +21,7 @@ from rllm.errors import ConfigError, MissingExtraError, choices_of
 from rllm.models.builtin_templates import CHAT_TEMPLATE, IMAGE_MARK, IMAGE_TEMPLATE
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import write_model, write_one_file
+from rllm.models.facts import FROM_SCRATCH
 
 END_OF_TURN = "<|end|>"
 SPECIAL_TOKENS = ("<|endoftext|>", END_OF_TURN, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -147,7 +148,7 @@ def create_model(directory: Path, preset: str | TinyModel = "tiny", seed: int = 
         weights = decoder.state_dict_hf()
     files["tokenizer.json"] = tokenizer.to_str(pretty=True).encode()
     files["tokenizer_config.json"] = json.dumps(settings, indent=2).encode()
-    write_model(directory, config, weights, files, write_one_file)
+    write_model(directory, {**config, FROM_SCRATCH: True}, weights, files, write_one_file)
 
 
 def tiny_config(size: TinyModel, tokenizer: Tokenizer | None = None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from rllm.errors import ArchitectureError, ConfigError, ModelDirectoryError
 from rllm.files.atomic import MANIFEST, write_directory_atomic
 from rllm.models.decoder import Attend, Decoder, DecoderShape
-from rllm.models.foreign import json_object, require_no_code, require_plain_files
+from rllm.models.foreign import json_object, read_config, require_no_code
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.models.vision.grids import ImageGrids
 from rllm.rendering.chat import ChatRenderer
@@ -274,16 +274,6 @@ def require_device(device: str) -> None:
         raise ConfigError(
             f"`model.device` is {device!r}, which this machine cannot use ({reason}); set it to `cpu`."
         ) from error
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a model directory. Raises ModelDirectoryError when it is absent or no JSON object."""
-    path = directory / "config.json"
-    if directory.is_dir():
-        require_plain_files(directory)
-    if not path.is_file():
-        raise ModelDirectoryError(f"{directory} is no model directory: it has no config.json.")
-    return json_object(path)
 
 
 WriteWeights = Callable[[Path, dict[str, Tensor]], None]

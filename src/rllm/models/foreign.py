@@ -119,3 +119,13 @@ def _limit(path: Path) -> int | None:
     if path.name in _TOKENIZER_FILES:
         return MAX_TOKENIZER_BYTES
     return MAX_SETTINGS_BYTES if path.suffix in _SETTINGS_SUFFIXES else None
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json of a model directory. Raises ModelDirectoryError when it is absent or no JSON object."""
+    path = directory / "config.json"
+    if directory.is_dir():
+        require_plain_files(directory)
+    if not path.is_file():
+        raise ModelDirectoryError(f"{directory} is no model directory: it has no config.json.")
+    return json_object(path)

@@ -1,6 +1,7 @@
 """One run on disk: where each of its files lies, and who may write them.
 
     RUN/  config.json     the resolved configuration           written once, when the run starts
+          defaults.json   values chosen for the model          rllm.trainer.defaults
           store.sqlite    every episode                        rllm.store.episodes
           metrics.jsonl   one line per training step           rllm.tracking.jsonl
           machine.json    machine, kernels and measured peak   rllm.trainer.machine
@@ -96,6 +97,10 @@ class RunDirectory:
         return self.path / CONFIG
 
     @property
+    def choices_path(self) -> Path:
+        return self.path / "defaults.json"
+
+    @property
     def store_path(self) -> Path:
         return self.path / STORE
 
@@ -152,6 +157,14 @@ class RunDirectory:
         """The resolved configuration; empty while a new run has not written it yet."""
         config = _read_json(self.config_path)
         return {} if config is None else _require_config(self.config_path, config)
+
+    def write_choices(self, choices: dict[str, dict[str, Any]]) -> None:
+        self._write_json(self.choices_path, choices)
+
+    def choices(self) -> dict[str, dict[str, Any]]:
+        """Return the keys that were chosen for the model, each with value and reason; empty for a run of an
+        earlier version."""
+        return _read_json(self.choices_path) or {}
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write_json(self.summary_path, summary)

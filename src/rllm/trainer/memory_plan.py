@@ -20,7 +20,7 @@ from rllm.models.bitsandbytes import MOMENTS_BLOCK, nf4_bytes
 from rllm.models.builtin import PRESETS, tiny_config
 from rllm.models.decoder import DecoderShape
 from rllm.models.devices import accelerator_bytes
-from rllm.models.directory import read_config
+from rllm.models.foreign import read_config
 from rllm.models.packing import LEAST_SHARED
 from rllm.trainer.backends.logprobs import COPIES
 from rllm.trainer.backends.torch_optimizer import LEAST_IN_8_BITS

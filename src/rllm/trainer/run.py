@@ -32,6 +32,7 @@ from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.tracking.sinks import SinkRun, open_sinks, require_sinks
 from rllm.trainer.cluster import ClusterEngine, EpisodePlayer, PolicyScorer, episode_engine
+from rllm.trainer.defaults import KeyChoice, choices_dict, choices_line
 from rllm.trainer.distribution import require_distributed
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.result import TrainResult
@@ -106,11 +107,12 @@ class TrainingRun:
         expert: Expert | None = None,
         output: str | Path,
         tracker: Tracker | None = None,
+        choices: Sequence[KeyChoice] = (),
     ) -> None:
         """`output`: the run directory; a run that is already there goes on. `tracker`: where numbers go as
-        well as to `metrics.jsonl` and the screen."""
+        well as to `metrics.jsonl` and the screen. `choices`: the keys that were chosen for the model."""
         self.config, self.player, self.tasks, self.expert = config, player, tasks, expert
-        self.output = Path(output)
+        self.output, self.choices = Path(output), choices
         self.ranks: RankGroup = ALONE
         """The processes of a run, while it works."""
         require_tracker(tracker)
@@ -260,6 +262,7 @@ class TrainingRun:
             # Written once all checks have passed: what was refused can be mended and started again in the
             # same directory.
             if ranks.is_writer and not directory.config():
+                directory.write_choices(choices_dict(self.choices))
                 directory.write_config(config_dict(config))
             encodings = EncodedEpisodes()
             engine, cluster = await open_until_done.enter_async_context(
@@ -305,6 +308,8 @@ class TrainingRun:
             tracker = self._trackers(directory, open_while_training)
             tracker.watch(engine)
             machine = self._machine(directory, learner.policies, state.warm_steps + state.steps)
+            if self.choices:
+                tracker.note(choices_line(self.choices))
             if machine is not None:
                 tracker.note(machine.line())
             parts = RunParts(

@@ -43,6 +43,7 @@ from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
 from rllm.tracking.sinks import SinkRun, open_sinks, require_sinks
+from rllm.trainer.defaults import choices_dict, choices_line, settle_supervised
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.result import TrainResult
 from rllm.trainer.resuming import (
@@ -147,6 +148,8 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         if not self.config.model.path:
             self.config.model.path = self.default_model()
         self.output = Path(output)
+        self.choices = settle_supervised(self.config, self.output, self.kind)
+        """The keys that were chosen for the model."""
         require_tracker(tracker)
         require_sinks(self.config.tracking.sinks)
         self.tracker = tracker
@@ -218,6 +221,8 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
             require_free_space(
                 directory.path, num_bytes * (3 * (keep + 2) + 2), "checkpoints and the trained model"
             )
+            if not directory.config():
+                directory.write_choices(choices_dict(self.choices))
             _keep_identity(directory, self.kind, job.identity(), config_dict(self.config))
             return self._supervise(directory, policies, job)
         finally:
@@ -271,6 +276,8 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
             closing(Trackers([JsonlTracker(directory.metrics_path), view, *sinks])) as tracker,
             Stopping() as stopping,
         ):
+            if self.choices:
+                tracker.note(choices_line(self.choices))
             if machine is not None:
                 tracker.note(machine.line())
             run = SupervisedRun(

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from rllm.config.loader import load_config
 from rllm.config.schema import LOCAL, TrainConfig
 from rllm.errors import ConfigError
 from rllm.trainer.backends.base import SeparateCritic, TrainingBackend
@@ -124,10 +123,8 @@ def chosen_backend(backend: str) -> str:
     return backend
 
 
-def with_backend(config: TrainConfig, backend: str, *, plays_agent: bool) -> TrainConfig:
+def require_backend(config: TrainConfig, *, plays_agent: bool) -> None:
     """Raises ConfigError for a backend that there is not, and for what it cannot honour."""
-    if backend:
-        config = load_config(config, [f'backend="{backend}"'])
     if service_kind(config.backend) is not None and not plays_agent:
         raise ConfigError(
             f"`backend` is {config.backend!r}, a service that samples for agents in environments alone; "
@@ -136,4 +133,3 @@ def with_backend(config: TrainConfig, backend: str, *, plays_agent: bool) -> Tra
         )
     if (kind := backend_kind(config.backend)) is not None:
         kind.require(config)
-    return config
