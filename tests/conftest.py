@@ -122,3 +122,29 @@ def backend() -> str:
         else:
             return name
     pytest.skip(" ".join(reasons))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, pulled once for all tests; the test is skipped where it cannot be had."""
+    return _pulled_model("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma 3 270M, a model without a chat template; see `smollm2`."""
+    return _pulled_model("gemma-3-270m")
+
+
+def _pulled_model(name: str) -> Path:
+    """The directory of a model in RLLM_TEST_HOME, which stays, unlike the RLLM_HOME of a test."""
+    from rllm.build.model_pull import pull_model
+    from rllm.errors import ConfigError
+
+    home = os.environ.get("RLLM_TEST_HOME") or str(Path.home() / ".cache" / "rllm-tests")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLLM_HOME", home)
+        try:
+            return pull_model(name)
+        except ConfigError as error:
+            pytest.skip(str(error))

@@ -56,6 +56,7 @@ HOMES_OF_LIBRARY = {
         "trainer/update_checks*",
         "integrations/*",
     ),
+    "gguf": ("models/gguf/*",),
     "peft": ("models/lora*",),
     "matplotlib": ("tracking/picture*",),
     "gymnasium": ("environments/*",),

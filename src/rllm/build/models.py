@@ -20,6 +20,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+def local_model_path(name: str) -> Path:
+    """Return the run or model directory that a name means for a command that loads weights.
+
+    A model of the hub or of `rllm model pull` is fetched if it is not here. Raises ConfigError for a model on
+    a server, and for a name that leads to no run and no model.
+    """
+    place = resolve_model(name)
+    if place.is_server:
+        raise ConfigError(
+            f"`{name}` is {place.title}, a model on a server, and this command loads weights: give a run, a "
+            "model directory, or a name of `rllm model pull`."
+        )
+    path = Path(place.path)
+    model_directory(path)
+    return path
+
+
 def initial_model_path(model: str, base_url: str = "") -> str:
     """`--model` of a command that trains, as `model.path`: of a run its trained model.
 

@@ -3,6 +3,7 @@
     "runs/lake-seed0", "qwen3/", "builtin:tiny"  ──► here: a run, a directory, a built-in model
     "judge"                                      ──► what `rllm model setup` kept under that name
     "openai:gpt-5-mini"                          ──► that model there, with the key in OPENAI_API_KEY
+    "smollm2-135m-instruct"                      ──► a model of `rllm model pull`, fetched now and kept
     "Qwen/Qwen3-0.6B"                            ──► that model of the hub, fetched now and kept
                         resolve_model ──► ModelPlace ──► client()
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from rllm.build.model_pull import find_small_model, pull_model, small_models
 from rllm.build.model_settings import ModelEntry, ModelSettings, key_of
 from rllm.data.hub import hub_model, is_model_id
 from rllm.errors import ConfigError
@@ -177,6 +179,8 @@ def resolve_model(
         return place_of(entries[name])
     if name.startswith(BUILTIN) or is_here:
         return ModelPlace(path=name)
+    if find_small_model(name) is not None:
+        return ModelPlace(path=str(pull_model(name)))
     provider, colon, model = name.partition(":")
     if colon and "/" not in provider:
         return _unkept(provider, model)
@@ -234,9 +238,10 @@ def _unkept(name: str, model: str) -> ModelPlace:
 def _unknown(name: str, entries: dict[str, ModelEntry]) -> str:
     if name in PROVIDERS:
         return f"`{name}` is a provider; say which model: {name}:MODEL, or rllm model setup."
-    nearest = difflib.get_close_matches(name, entries, n=1)
+    nearest = difflib.get_close_matches(name, [*entries, *small_models()], n=1)
     hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
     return (
         f"There is no model `{name}`: it is no file here, and not in `rllm model list`.{hint} Give a run, a "
-        "model directory, builtin:tiny, PROVIDER:MODEL, or a base URL with the server's name for it."
+        "model directory, a name of `rllm model pull`, builtin:tiny, PROVIDER:MODEL, or a base URL with the "
+        "server's name for it."
     )

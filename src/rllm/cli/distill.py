@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from rllm.build.configs import distill_config
+from rllm.build.models import local_model_path
 from rllm.build.training import build_run
 from rllm.cli.command import elapsed_s, example, options_of, print_json, recipe_option
 from rllm.cli.plan import (
@@ -45,8 +46,8 @@ from rllm.trainer.result import TrainResult
 @click.option(
     "--teacher",
     default="",
-    metavar="DIR|URL",
-    help="A run, a model directory, or a server that returns prompt log-probabilities, such as vLLM.",
+    metavar="DIR|NAME|URL",
+    help="A run, a model directory, a name, or a server that returns prompt log-probabilities, such as vLLM.",
 )
 @click.option("--val-dataset", default="", metavar="FILE", help="Held-out prompts.  [default: the prompts]")
 @recipe_option
@@ -62,7 +63,8 @@ def command(tasks: str, teacher: str, val_dataset: str, recipe: str, options: Su
     The same command again resumes a run that was interrupted, and shows the result of one that is finished.
     """
     assignments = options.all_assignments(task__val_dataset=val_dataset)
-    config = distill_config(tasks, teacher, options.config_file, tuple(assignments), recipe=recipe)
+    place = teacher if not teacher or "://" in teacher else str(local_model_path(teacher))
+    config = distill_config(tasks, place, options.config_file, tuple(assignments), recipe=recipe)
     label = Path(tasks).stem
     directory = options.output or Path("runs") / f"distill-{label}-seed{config.seed}"
     if options.fresh:

@@ -27,8 +27,8 @@ class EvalOptions:
         default="",
         metavar="DIR|NAME",
         help="A run, for its trained model, a model directory in Hugging Face format, builtin:tiny, a name "
-        "of `rllm model list`, PROVIDER:MODEL, or ORG/NAME of the hub, fetched once and kept. With "
-        "--base-url, the name that the server knows it by.",
+        "of `rllm model list` or `rllm model pull`, PROVIDER:MODEL, or ORG/NAME of the hub, fetched once and "
+        "kept. With --base-url, the name that the server knows it by.",
     )
     base_url: str = option(
         "--base-url",

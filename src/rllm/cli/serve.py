@@ -19,7 +19,7 @@ from rllm.build.gateways import (
     ids_gateway,
     model_gateway,
 )
-from rllm.build.models import model_directory
+from rllm.build.models import local_model_path
 from rllm.build.served import environment_server
 from rllm.build.serving import GatewayOpener, Listening, serve_until_stopped
 from rllm.cli.command import (
@@ -227,11 +227,16 @@ media_domains_option = click.option(
 )
 
 
+def _label(model: str) -> str:
+    """Return what clients call a model that is given by name; empty for a path, which has a name itself."""
+    return "" if Path(model).exists() else model.rpartition("/")[2].rpartition(":")[2]
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ModelOptions:
     """The options of `rllm serve model`, as the user typed them."""
 
-    model: Path = argument(metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
+    model: str = argument(metavar="MODEL")
     name: str = option(
         "--name", default="", help="What clients call the model; the directory's name by default."
     )
@@ -284,15 +289,16 @@ class ModelOptions:
 def model(options: ModelOptions, **address: Any) -> None:
     """Serve a model on the built-in engine, through the interface that agents are trained with.
 
-    DIR_OR_RUN is a run, for its trained model, or a model directory in Hugging Face format.
+    MODEL is a run, for its trained model, a model directory in Hugging Face format, a name of `rllm model
+    pull`, or one of the hub, such as Qwen/Qwen3-0.6B.
     """
-    model_directory(options.model)  # a wrong path is not worth taking an address for
+    path = local_model_path(options.model)  # a wrong name is not worth taking an address for
 
     _serve(
         lambda where: model_gateway(
             where,
-            options.model,
-            name=options.name,
+            path,
+            name=options.name or _label(options.model),
             device=options.device,
             trust_remote_code=options.trust_remote_code,
             threads=options.threads,
@@ -310,7 +316,7 @@ def model(options: ModelOptions, **address: Any) -> None:
 class FleetOptions:
     """The options of `rllm serve fleet`, as the user typed them."""
 
-    model: Path = argument(metavar="DIR_OR_RUN", type=click.Path(path_type=Path))
+    model: str = argument(metavar="MODEL")
     servers: tuple[str, ...] = option(
         "--server", multiple=True, help="Base URL of a server that runs; may be repeated."
     )
@@ -369,7 +375,7 @@ class FleetOptions:
 def fleet(options: FleetOptions, **address: Any) -> None:
     """Serve several vLLM or SGLang servers of one model under one address.
 
-    DIR_OR_RUN is the model that they serve: a run, for its trained model, or a directory. Conversations go
+    MODEL is the model that they serve: a run, for its trained model, a directory, or a name. Conversations go
     where their beginning was read, new ones to the least busy server; one that ends or hangs loses no call,
     and gets calls again once it answers.
     """
@@ -380,7 +386,7 @@ def fleet(options: FleetOptions, **address: Any) -> None:
         )
     if options.replicas and not options.server_python:
         raise ConfigError("--replicas needs --server-python, the Python of an environment that has vLLM.")
-    model_directory(options.model)  # a wrong path is not worth taking an address for
+    path = local_model_path(options.model)  # a wrong name is not worth taking an address for
     settings = FleetSettings(
         servers=options.servers,
         replicas=options.replicas,
@@ -396,7 +402,11 @@ def fleet(options: FleetOptions, **address: Any) -> None:
 
     _serve(
         lambda where: fleet_gateway(
-            where, options.model, settings, name=options.name, trust_remote_code=options.trust_remote_code
+            where,
+            path,
+            settings,
+            name=options.name or _label(options.model),
+            trust_remote_code=options.trust_remote_code,
         ),
         **address,
     )

@@ -35,8 +35,9 @@ class SupervisedOptions:
     model: str = option(
         "--model",
         default="",
-        metavar="DIR",
-        help="What to start from: a run, for its trained model, a model directory, or builtin:tiny.",
+        metavar="DIR|NAME",
+        help="What to start from: a run, for its trained model, a model directory, a name of `rllm model "
+        "pull`, one of the hub, or builtin:tiny.",
     )
     output: Path | None = option(
         "--output",

@@ -40,8 +40,9 @@ class TrainOptions:
     model: str = option(
         "--model",
         default="",
-        metavar="DIR",
-        help="What to start from: a run, for its trained model, a model directory, or builtin:tiny.",
+        metavar="DIR|NAME",
+        help="What to start from: a run, for its trained model, a model directory, a name of `rllm model "
+        "pull`, one of the hub, or builtin:tiny.",
     )
     base_url: str = option("--base-url", default="", metavar="URL", hidden=True)
     agent: str = option(

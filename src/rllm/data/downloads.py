@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from rllm.data.unpacking import extract_tar, open_tar
 from rllm.errors import ConfigError
-from rllm.files.atomic import StorageErrors, write_atomic
+from rllm.files.atomic import StorageErrors, file_sha256, write_atomic
 from rllm.files.home import rllm_home
 
 TRIES = 3
@@ -62,7 +62,7 @@ def download(
         return earlier
     with StorageErrors(target):
         folder.mkdir(parents=True, exist_ok=True)
-    with _only_one(target.with_name(target.name + ".lock")):
+    with one_process_at_a_time(target.with_name(target.name + ".lock")):
         # Another process may have fetched it while this one waited.
         return _earlier_download(url, target, sha256) or _new_download(
             url, target, sha256, on_bytes, timeout_s
@@ -75,7 +75,7 @@ def _earlier_download(url: str, target: Path, sha256: str) -> Download | None:
     # The record is written last. A file without one may be that of a process killed in between.
     if not (target.is_file() and record):
         return None
-    actual_hash = _sha256(target)
+    actual_hash = file_sha256(target)
     if actual_hash == (sha256 or record.get("sha256", "")):
         return Download(path=target, sha256=actual_hash)
     if sha256 and record["sha256"] == actual_hash:  # the catalogue has moved on to another version
@@ -90,7 +90,7 @@ def _new_download(
     part = target.with_name(target.name + ".part")
     with StorageErrors(target):
         etag = _fetch(url, part, on_bytes, timeout_s)
-    actual_hash = _sha256(part)
+    actual_hash = file_sha256(part)
     if sha256 and actual_hash != sha256:
         part.unlink()
         raise ConfigError(
@@ -112,8 +112,8 @@ def _new_download(
 
 
 @contextmanager
-def _only_one(lock: Path) -> Iterator[None]:
-    """Waits while another process, or thread, fetches the same file: both would append to one part."""
+def one_process_at_a_time(lock: Path) -> Iterator[None]:
+    """Wait while another process, or thread, fetches the same file: both would append to one part."""
     # The file stays for good: were it removed, two processes could lock two files of the same name.
     with StorageErrors(lock):
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
@@ -228,8 +228,3 @@ def _record_of(path: Path) -> dict[str, str]:
         return json.loads(_facts(path).read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

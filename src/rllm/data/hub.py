@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.errors import ConfigError, MissingExtraError
-from rllm.files.atomic import StorageErrors
+from rllm.files.atomic import StorageErrors, file_sha256
 from rllm.files.home import rllm_home
 
 log = logging.getLogger(__name__)
@@ -159,6 +159,28 @@ def hub_model(name: str, *, endpoint: str | None = None) -> Path:
     return directory
 
 
+def cached_model(repo: str) -> Path:
+    """Return the snapshot of a model in the cache of huggingface_hub (HF_HOME). Its weights are compared with
+    their hashes.
+
+    Raises ConfigError where it is not there, whole.
+    """
+    hub = _huggingface_hub()
+    try:
+        snapshot = Path(hub.snapshot_download(repo, local_files_only=True))
+    except (hub.errors.LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ConfigError(f"{repo} is not in {hub.constants.HF_HUB_CACHE}.") from error
+    weights = sorted(snapshot.glob("*.safetensors"))
+    if not weights or not (snapshot / "config.json").is_file():
+        raise ConfigError(f"{snapshot} has no config.json with weights as safetensors.")
+    for path in weights:
+        blob = path.resolve()
+        # A file of LFS is kept under its sha256.
+        if re.fullmatch(r"[0-9a-f]{64}", blob.name) and file_sha256(blob) != blob.name:
+            raise ConfigError(f"{blob} is damaged: its sha256 is not its name. Delete it.")
+    return snapshot
+
+
 def _matching(repo: str, revision: str, patterns: list[str], names: list[str]) -> list[str]:
     unique_names: dict[str, None] = {}
     for pattern in patterns:
@@ -178,8 +200,7 @@ def _verify(path: Path, entry: Any, repo: str) -> None:
     """Compare with what the hub says: a sha256 of files in LFS, the git id of others."""
     lfs = getattr(entry, "lfs", None)
     if lfs is not None:
-        with open(path, "rb") as file:
-            actual, expected = hashlib.file_digest(file, "sha256").hexdigest(), lfs.sha256
+        actual, expected = file_sha256(path), lfs.sha256
     elif entry.blob_id:
         data = path.read_bytes()
         actual = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

@@ -134,7 +134,7 @@ def verify_manifest(directory: Path) -> None:
         num_bytes = file.stat().st_size
         if num_bytes != entry["bytes"]:
             raise _damage(directory, name, f"has {num_bytes} bytes where the manifest says {entry['bytes']}")
-        if _sha256(file) != entry["sha256"]:
+        if file_sha256(file) != entry["sha256"]:
             raise _damage(directory, name, "has other contents than when it was written (sha256 differs)")
 
 
@@ -178,7 +178,7 @@ def _seal(directory: Path) -> None:
         with open(path, "rb") as file:
             os.fsync(file.fileno())
         name = path.relative_to(directory).as_posix()
-        files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        files[name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
     if MANIFEST in files:
         raise ValueError(
             f"{directory}: `{MANIFEST}` is written by `write_directory_atomic`; give your file another name."
@@ -217,7 +217,8 @@ def _damage(directory: Path, name: str, what_is_wrong: str) -> CheckpointError:
     )
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file, as hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

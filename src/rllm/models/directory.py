@@ -361,13 +361,13 @@ def write_model(
 
 
 def write_one_file(directory: Path, weights: dict[str, Tensor]) -> None:
-    _write_weights(directory / "model.safetensors", weights)
+    write_weights_file(directory / "model.safetensors", weights)
 
 
 def write_part(directory: Path, weights: dict[str, Tensor], number: int, num_parts: int) -> None:
     """Write the `number`-th, from 0, of `num_parts` files that hold all of `weights`."""
     names = _names_of_parts(weights, num_parts)[number]
-    _write_weights(directory / _part_name(number, num_parts), {name: weights[name] for name in names})
+    write_weights_file(directory / _part_name(number, num_parts), {name: weights[name] for name in names})
 
 
 def write_index(directory: Path, weights: dict[str, Tensor], num_parts: int) -> None:
@@ -381,7 +381,8 @@ def write_index(directory: Path, weights: dict[str, Tensor], num_parts: int) -> 
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _write_weights(path: Path, weights: dict[str, Tensor]) -> None:
+def write_weights_file(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write tensors into one safetensors file."""
     # Cloned, because safetensors refuses tensors that share memory, as the parts of one stored matrix do.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     save_file(tensors, path, metadata={"format": "pt"})

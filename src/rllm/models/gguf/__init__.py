@@ -1,0 +1,1 @@
+"""Models in GGUF, the format of llama.cpp and Ollama, read as model directories."""
