@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip $(QUIET)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking check docs notebook pictures bench bench-report learn algorithms swe-tasks mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking check docs notebook pictures bench bench-report gpu learn algorithms swe-tasks mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -44,6 +44,7 @@ help:
 	@echo 'make notebook  docs/tutorial.ipynb of docs/tutorial.md, executed'
 	@echo 'make pictures  those of docs/view.md, of the first two runs in runs/ (RUNS=DIR), in a real Chromium'
 	@echo 'make bench     the engine and a training step beside their peers'
+	@echo 'make gpu       what this project has for a GPU, ten minutes; without one its code on the processor (GPU_PYTHON=python)'
 	@echo 'make bench-report  draw the tables of what benchmarks kept in benchmarks/results'
 	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
 	@echo 'make algorithms  each algorithm and TRL on the same imitators, at most three hours'
@@ -144,6 +145,10 @@ bench: $(VENV)/.dev
 # Tables of what benchmarks measured with --keep, by machine.
 bench-report: $(VENV)/.dev
 	$(BIN)/python benchmarks/report.py
+
+# GPU_PYTHON is a Python that has torch for its card, this package and pytest; nothing is installed for it.
+gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
+	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu_all.py $(if $(filter 1,$(DRY)),--dry)
 
 # What was measured is kept in runs/learning: the same command goes on. Other SEEDS than the reported ones, or
 # SPLIT=validation, are for developing and leave the published figures alone.

@@ -5,7 +5,8 @@
     a small one ──► ranks: a world of one over NCCL, and `rllm train --nproc 2` where there are two GPUs
 
     python benchmarks/gpu.py [--rows 64] [--row-tokens 1024] [--micro-batch-tokens 16384]
-        [--gradient-checkpointing] [--conversations 256] [--prompt 256] [--new 256] [--dry] [--json]
+        [--gradient-checkpointing] [--conversations 256] [--prompt 256] [--new 256] [--agreement]
+        [--dry] [--json]
 
 The peak is that of a square product of 8192 in bfloat16, measured here. A trained token counts 6
 floating-point operations per parameter of a matrix, a sampled one 2, and both what their attention takes;
@@ -260,6 +261,43 @@ def on_two_cards(scratch: Path) -> dict[str, str]:
     return outcomes
 
 
+def agreement(machine: Machine, scratch: Path) -> dict[str, float]:
+    """The largest gap between what the sampler recorded and the trainer computes, in nats, by number type."""
+    create_model(scratch / "model", "tiny")
+    gaps: dict[str, float] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        loaded = load_model(scratch / "model", device=machine.device.type, dtype=dtype)
+        gaps[str(dtype).removeprefix("torch.")] = asyncio.run(_gap(loaded))
+    return gaps
+
+
+async def _gap(loaded: LoadedModel) -> float:
+    prompts = [list(range(10 + number, 42 + number)) for number in range(16)]
+    client = LocalClient(loaded, num_slots=len(prompts), max_context=128)
+    outputs = await asyncio.gather(
+        *(client.generate_ids(ids, SamplingParams(max_tokens=64, seed=ids[0])) for ids in prompts)
+    )
+    await client.close()
+    learner = TorchBackend(loaded.model, publish=client.publish)
+    rows = [
+        TrainingSample(
+            token_ids_T=np.array(output.prompt_ids + output.completion_ids),
+            policy_versions_T=np.array(
+                [NOT_SAMPLED] * len(output.prompt_ids) + [0] * len(output.completion_ids)
+            ),
+            logprobs_T=np.array([0.0] * len(output.prompt_ids) + output.logprobs, dtype=np.float32),
+            advantages_T=np.zeros(len(output.prompt_ids) + len(output.completion_ids), dtype=np.float32),
+            group_key=("agreement", "agent"),
+            order_key=("agreement", number, 0, 0),
+        )
+        for number, output in enumerate(outputs)
+    ]
+    scores = learner.score(rows)
+    return max(
+        float(np.abs(score_T - row.logprobs_T).max()) for score_T, row in zip(scores, rows, strict=True)
+    )
+
+
 def _row(rng: np.random.Generator, length: int, vocabulary: int, index: int) -> TrainingSample:
     sampled_T = np.arange(length) > 0
     return TrainingSample(
@@ -340,6 +378,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=256, help="sampled at the same time")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=256, help="tokens of an answer")
+    parser.add_argument("--agreement", action="store_true", help="sampler beside trainer, and nothing else")
     parser.add_argument("--dry", action="store_true", help="run each case's code on the processor")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -351,6 +390,12 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    if options.agreement:
+        machine = Machine(device=torch.device("cpu" if options.dry else "cuda"))
+        with tempfile.TemporaryDirectory() as scratch:
+            gaps = agreement(machine, Path(scratch))
+        print(json.dumps({"device": machine.device.type, "largest gap in nats": gaps}, indent=2))
+        return
     record = (
         dry_run(options)
         if options.dry

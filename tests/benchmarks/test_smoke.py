@@ -25,6 +25,7 @@ SMALL: dict[str, list[str]] = {
     "eval.py": ["--examples", "20", "--turns", "1", "--json"],
     "fleet.py": ["--quick", "--json"],
     "gpu.py": ["--dry", "--json"],
+    "gpu_all.py": ["--dry", "--json"],
     "graders.py": ["--quick", "--json"],
     "logits.py": ["--tokens", "512", "--width", "8", "--losses", "selected", "--json"],
     "inference.py": ["--quick", "--sizes", "1", "--json"],
