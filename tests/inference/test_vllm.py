@@ -1,6 +1,8 @@
 """A server that is given ids and gives ids, over a real socket that speaks as vLLM does."""
 
 import asyncio
+import json
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -120,6 +122,24 @@ async def test_every_sampling_field_is_sent_so_that_no_server_default_counts(
     assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["stop"]) == (0.5, 0.9, 7, ["x"])
     assert sent["max_tokens"] == 4096 - len(PROMPT)
     assert 0 <= sent["seed"] < 2**63
+
+
+async def test_ids_that_no_token_has_are_never_drawn_by_the_server(
+    server: Any, client: VLLMClient, model_dir: Path, tmp_path: Path
+) -> None:
+    padded = tmp_path / "padded"
+    shutil.copytree(model_dir, padded)
+    config = json.loads((padded / "config.json").read_text())
+    num_tokens = config["vocab_size"]
+    (padded / "config.json").write_text(json.dumps(config | {"vocab_size": num_tokens + 2}))
+    server.script = [sampled(client, "a")] * 2
+    await client.generate_ids(PROMPT, SamplingParams())
+    with_unused = await VLLMClient.connect(server.url, padded)
+    await with_unused.generate_ids(PROMPT, SamplingParams())
+    await with_unused.close()
+    plain, biased = server.bodies
+    assert "logit_bias" not in plain
+    assert biased["logit_bias"] == {str(num_tokens): -100.0, str(num_tokens + 1): -100.0}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -40,6 +40,8 @@ PROBE_TEXT = "The answer is 1234.5, or `x_1 += 67`?\n\tNaïve 漢字"
 _GRAMMAR_FROM = (0, 12)
 """The vLLM version from which `structured_outputs` is the field's one name; older ones drop it silently."""
 _SEEDS = 2**63
+_LOWEST_BIAS = -100.0
+"""The lowest number that servers add to a logit; a token that has it is not drawn."""
 _ADAPTERS_KEPT = 2
 _ANSWERS_WITHIN_S = 30.0
 """To say what it serves; a server that is at work on a batch answers at once."""
@@ -551,6 +553,8 @@ class VLLMClient(ModelClient):
         }
         if not self._sends_seeds:
             del body["seed"]
+        if unused_ids := self.tokenizer.unused_ids:
+            body["logit_bias"] = dict.fromkeys(map(str, unused_ids), _LOWEST_BIAS)
         may_be_cut = self._at_publish != FINISH and not sampling.grammar
         if answer.on_piece is not None or may_be_cut:
             body |= {"stream": True, "stream_options": {"include_usage": True}}

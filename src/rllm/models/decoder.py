@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rllm.errors import ConfigError, ModelDirectoryError
+from rllm.models.unused_rows import with_unused_rows_masked
 
 Attend = Callable[..., Tensor]
 """(layer, q [M, H, d], k [N, K, d], v [N, K, d]) -> [M, H, d]; scaling by 1/sqrt(d) is the callee's.
@@ -324,6 +325,8 @@ class Decoder(nn.Module):
     is_split = False
     """Whether other processes have the rest of each layer."""
     rotation_P_2d: Tensor
+    unused_ids: Tensor | None
+    """Ids that no token has; see `rllm.models.unused_rows`."""
     changes: Mapping[str, Change] = MappingProxyType({})
     """The changes of an adapter, by the Hugging Face name of the weight."""
     by_row: str = ""
@@ -344,6 +347,7 @@ class Decoder(nn.Module):
         self.norm = nn.Parameter(torch.ones(shape.hidden_size))
         self.head = None if shape.tied else _Linear(shape.hidden_size, shape.vocab_size, bias=False)
         self.register_buffer("rotation_P_2d", _rotation_table(shape), persistent=False)
+        self.register_buffer("unused_ids", None, persistent=False)
 
     def hidden(
         self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, keep_M: Tensor | None = None
@@ -383,7 +387,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_N_D: Tensor) -> Tensor:
         """[N, V] next-token logits."""
-        return F.linear(hidden_N_D, self.output_weight)
+        return with_unused_rows_masked(F.linear(hidden_N_D, self.output_weight), self.unused_ids)
 
     @property
     def output_weight(self) -> Tensor:

@@ -22,6 +22,7 @@ from rllm.files.atomic import MANIFEST, write_directory_atomic
 from rllm.models.decoder import Attend, Decoder, DecoderShape
 from rllm.models.foreign import json_object, read_config, require_no_code
 from rllm.models.tokenizer import HuggingFaceTokenizer
+from rllm.models.unused_rows import mask_unused_rows
 from rllm.models.vision.grids import ImageGrids
 from rllm.rendering.chat import ChatRenderer
 
@@ -159,6 +160,7 @@ def load_model(
         model = HuggingFaceDecoder(directory, weights, dtype, trust_remote_code=trust_remote_code)
     model.to(device=device, dtype=dtype)
     num_layers, num_kv_heads, head_dim = _attention_sizes(model, directory)
+    mask_unused_rows(model, tokenizer.vocabulary())
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

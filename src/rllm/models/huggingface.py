@@ -30,6 +30,7 @@ from rllm.errors import ArchitectureError, ConfigError, ModelDirectoryError
 from rllm.models.attention import NONE, Wishes, attention
 from rllm.models.batching_attention import PackedAttention
 from rllm.models.decoder import ONLY_WHAT_ENTERS, Attend, Change, apply_change
+from rllm.models.unused_rows import with_unused_rows_masked
 from rllm.models.vision.grids import ImageGrids
 from rllm.types.images import later_of_image
 
@@ -150,6 +151,8 @@ class HuggingFaceDecoder(nn.Module):
     """See `rllm.models.directory.CausalModel`."""
     sees_images_whole = False
     """See `rllm.models.directory.CausalModel`."""
+    unused_ids: Tensor | None
+    """Ids that no token has; see `rllm.models.unused_rows`."""
     _has_cache = True
     """One for each row. RecurrentGemma has one in its layers for all, so each token has its row read anew."""
 
@@ -166,6 +169,7 @@ class HuggingFaceDecoder(nn.Module):
         Raises ModelDirectoryError if they do not fit.
         """
         super().__init__()
+        self.register_buffer("unused_ids", None, persistent=False)
         try:
             config = AutoConfig.from_pretrained(
                 str(directory), local_files_only=True, trust_remote_code=trust_remote_code
@@ -335,7 +339,7 @@ class HuggingFaceDecoder(nn.Module):
         for name in CAPS:
             if cap := getattr(config, name, None):
                 logits_N_V = cap * torch.tanh(logits_N_V / cap)
-        return logits_N_V
+        return with_unused_rows_masked(logits_N_V, self.unused_ids)
 
     @property
     def vocab_size(self) -> int:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,6 +48,7 @@ class HuggingFaceTokenizer:
                 "the model that the weights came from."
             )
         require_plain_files(directory)
+        self._directory = directory
         try:
             self._tokenizer: Any = tokenizer_file(directory) or _auto_tokenizer(directory, trust_remote_code)
         except MissingExtraError:
@@ -167,6 +169,18 @@ class HuggingFaceTokenizer:
     def vocabulary(self) -> dict[int, str]:
         """Id -> token as the tokenizer spells it, added ones included."""
         return {token_id: token for token, token_id in self._tokenizer.get_vocab().items()}
+
+    @cached_property
+    def unused_ids(self) -> tuple[int, ...]:
+        """Ids that the model of this directory has a row for and that no token has: embeddings are padded.
+
+        Empty where the directory has no config.json, or config.json names no `vocab_size`.
+        """
+        path = self._directory / "config.json"
+        config = json_object(path) if path.is_file() else {}
+        text_config = config.get("text_config")
+        num_rows = (text_config if isinstance(text_config, dict) else config).get("vocab_size")
+        return tuple(sorted(set(range(num_rows)) - set(self.vocabulary()))) if type(num_rows) is int else ()
 
     @property
     def end_token_id(self) -> int | None:
