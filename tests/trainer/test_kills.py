@@ -54,7 +54,7 @@ GAMES: dict[str, dict[str, Any]] = {
 UNIQUE = ("uid", "id", "started_at")
 """Names that are never given twice, and times."""
 WITHOUT_LOCKSTEP = (
-    *("logprobs", "canary_moved", "canary_gap", "logprob_gap_sampler", "cached_tokens"),
+    *("logprobs", "canary_moved", "canary_gap", "logprob_gap_sampler", "sampler_kl", "cached_tokens"),
     "rollout_bytes",
 )
 """What the sampler said of tokens: without lockstep its last bit depends on who was sampled beside, and what

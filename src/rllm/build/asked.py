@@ -41,6 +41,8 @@ class Asked:
     concurrency: int = 0
     """0 takes what the benchmark says, 64 for a server."""
     threads: int = 0
+    dtype: str = "auto"
+    """Data type of the model on the built-in engine; `auto` is float32."""
     trust_remote_code: bool = False
     """Whether Python that the model's directory brings along may run."""
     judge: ModelPlace | None = None

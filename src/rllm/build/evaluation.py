@@ -111,6 +111,11 @@ def prepare(request: Asked) -> Prepared:
         )
     if request.place.is_server and not request.place.name:
         raise ConfigError(f"Say with --model by which name {request.place.base_url} knows the model.")
+    if request.place.is_server and request.dtype != "auto":
+        raise ConfigError(
+            f"--dtype is {request.dtype}, and {request.place.title} computes as its server was started; "
+            "leave it out."
+        )
     return _prepare_program(request) if request.program else _prepare_benchmark(request)
 
 
@@ -251,6 +256,7 @@ def _common(request: Asked, judge: ChosenJudge, rows: Sequence[Any]) -> dict[str
         "dataset_hash": hash_of(rows),
         "attempts": request.attempts,
         "seed": request.seed,
+        "dtype": "" if request.dtype in ("auto", "float32") else request.dtype,
         "rllm": version(),
     }
 

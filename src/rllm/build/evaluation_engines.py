@@ -101,9 +101,7 @@ async def program_engine(
             policy: Policy = upstream_policy(await answering(request.place))
             model_name = request.place.name
         else:
-            client = program_client(
-                request.place, threads=request.threads, trust_remote_code=request.trust_remote_code
-            )
+            client = _client_here(request)
             open_until_done.push_async_callback(client.close)
             model_name = Path(request.place.path).resolve().name
             policy = local_policy(client, model_name)
@@ -136,9 +134,7 @@ async def workflow_engine(
     if request.place.is_server:
         client = (await answering(request.place)).client(connect_timeout_s=10.0)
     else:
-        client = program_client(
-            request.place, threads=request.threads, trust_remote_code=request.trust_remote_code
-        )
+        client = _client_here(request)
     contracts = worker_contracts(workflow)
     try:
         with TemporaryDirectory(prefix="rllm-eval-") as directory:
@@ -177,7 +173,7 @@ async def _require_judge_answers(request: Asked) -> None:
 
 def _local(request: Asked, config: TrainConfig, asks_questions: bool) -> ModelClient:
     try:
-        from rllm.models.devices import use_threads
+        from rllm.models.devices import dtype_named, use_threads
         from rllm.models.directory import load_model
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
@@ -185,16 +181,29 @@ def _local(request: Asked, config: TrainConfig, asks_questions: bool) -> ModelCl
     model = load_model(
         model_directory(Path(request.place.path)),
         device=config.model.device,
+        dtype=dtype_named(request.dtype),
         trust_remote_code=request.trust_remote_code,
     )
     room = MAX_EVAL_CONTEXT if asks_questions else config.inference.max_context
     return local_client(model, config.inference, max_context=min(model.max_positions, room))
 
 
-def program_client(place: ModelPlace, *, threads: int = 0, trust_remote_code: bool = False) -> Any:
+def _client_here(request: Asked) -> Any:
+    """The engine of a request, for a model that is here."""
+    return program_client(
+        request.place,
+        threads=request.threads,
+        dtype=request.dtype,
+        trust_remote_code=request.trust_remote_code,
+    )
+
+
+def program_client(
+    place: ModelPlace, *, threads: int = 0, dtype: str = "auto", trust_remote_code: bool = False
+) -> Any:
     """The built-in engine for a program: of a run as it was trained, otherwise as programs are by default."""
     try:
-        from rllm.models.devices import use_threads
+        from rllm.models.devices import dtype_named, use_threads
         from rllm.models.directory import load_model
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
@@ -203,6 +212,11 @@ def program_client(place: ModelPlace, *, threads: int = 0, trust_remote_code: bo
     learned_from_rows = "kind" in run_config  # whose settings are those of another kind of run
     config = load_config(None if learned_from_rows else run_config, base=PROGRAM_DEFAULTS)
     use_threads(threads)
-    model = load_model(model_directory(path), device=config.model.device, trust_remote_code=trust_remote_code)
+    model = load_model(
+        model_directory(path),
+        device=config.model.device,
+        dtype=dtype_named(dtype),
+        trust_remote_code=trust_remote_code,
+    )
     inference = replace(config.inference, lockstep=False)
     return local_client(model, inference, max_context=min(inference.max_context, model.max_positions))

@@ -300,6 +300,7 @@ async def model_gateway(
     *,
     name: str = "",
     device: str = "cpu",
+    dtype: str = "auto",
     trust_remote_code: bool = False,
     threads: int = 0,
     num_slots: int = 64,
@@ -321,17 +322,19 @@ async def model_gateway(
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "aiohttp", "gateway") from error
     try:
-        from rllm.models.devices import use_threads
+        from rllm.models.devices import dtype_named, require_number_type, use_threads
         from rllm.models.directory import load_model
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
     directory = model_directory(model)
     require_guarded(address.host, address.token)
+    require_number_type(device, dtype)
     fetcher = _image_fetcher(allowed_media_domains, directory)
     listening = listening_socket(address.host, address.port)
     try:
         use_threads(threads)
-        decoder = load_model(directory, device=device, trust_remote_code=trust_remote_code)
+        number_type = dtype_named(dtype)
+        decoder = load_model(directory, device=device, dtype=number_type, trust_remote_code=trust_remote_code)
         client = local_client(
             decoder,
             InferenceConfig(

@@ -91,7 +91,9 @@ async def _asking(request: Asked) -> AsyncIterator[Ask | None]:
     if place.is_server:
         client = (await answering(place)).client(connect_timeout_s=10.0)
     else:
-        client = program_client(place, threads=request.threads, trust_remote_code=request.trust_remote_code)
+        client = program_client(
+            place, threads=request.threads, dtype=request.dtype, trust_remote_code=request.trust_remote_code
+        )
 
     async def ask(messages: list[Message], key: tuple[str | int, ...]) -> str:
         engine = RolloutEngine(

@@ -10,7 +10,8 @@ from rllm.build.configs import ProgramNames, is_program
 from rllm.build.judges import judge_place
 from rllm.build.providers import ModelPlace, resolve_model
 from rllm.build.sampling import assignments_of
-from rllm.cli.command import argument, json_option, option, shared, trust_option
+from rllm.cli.command import WordChoice, argument, json_option, option, shared, trust_option
+from rllm.config.schema import DTYPES
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.report import Prices, require_ks
 from rllm.worker.step_host import open_workers
@@ -114,6 +115,13 @@ class EvalOptions:
     threads: int = option(
         "--threads", type=click.IntRange(min=0), default=0, help="Threads of torch; 0 takes one per core."
     )
+    dtype: str = option(
+        "--dtype",
+        type=WordChoice(DTYPES),
+        default="auto",
+        help="Data type of a model that is here: float32, or bfloat16, which is faster on processors with "
+        "instructions for it and changes some answers.  [default: float32]",
+    )
     trust_remote_code: bool = shared(trust_option)
     prompt_price: float = option(
         "--prompt-price", type=float, default=0.0, help="Of a million prompt tokens, to tell the cost."
@@ -165,6 +173,7 @@ class EvalOptions:
             seed=self.seed,
             concurrency=self.concurrency or 0,
             threads=self.threads,
+            dtype=self.dtype,
             trust_remote_code=self.trust_remote_code,
             judge=self.judge,
             select=self.select,

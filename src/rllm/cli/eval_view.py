@@ -50,6 +50,10 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
     console, stamp, reports = out(), report["stamp"], report["reports"]
     tasks = request.program.dataset if request.program else f"{stamp['split']} tasks"
     print_sentence(console, f"\n{request.name}, {tasks}: {request.place.title}", style="bold")
+    if dtype := stamp.get("dtype"):
+        print_sentence(
+            console, f"The model computes in {dtype}; some answers differ from float32.", style="dim"
+        )
     if settings := stamp.get("settings"):
         is_own_agent = stamp["agent"] != benchmark_named(request.benchmark).agent
         instructions = (

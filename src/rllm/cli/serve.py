@@ -34,6 +34,7 @@ from rllm.cli.command import (
     trust_option,
 )
 from rllm.cli.terminal import facts, out
+from rllm.config.schema import DTYPES
 from rllm.errors import ConfigError
 
 CAPTURES = ("logprobs", "token_ids", "usage")
@@ -243,6 +244,13 @@ class ModelOptions:
     device: str = option(
         "--device", default="cpu", show_default=True, help="Where it runs, such as cpu or cuda."
     )
+    dtype: str = option(
+        "--dtype",
+        type=WordChoice(DTYPES),
+        default="auto",
+        help="Data type of the model: float32, or bfloat16, which is faster on processors with instructions "
+        "for it and changes some answers.  [default: float32]",
+    )
     threads: int = option(
         "--threads", type=click.IntRange(min=0), default=0, help="Threads of torch; 0 takes one per core."
     )
@@ -300,6 +308,7 @@ def model(options: ModelOptions, **address: Any) -> None:
             path,
             name=options.name or _label(options.model),
             device=options.device,
+            dtype=options.dtype,
             trust_remote_code=options.trust_remote_code,
             threads=options.threads,
             num_slots=options.num_slots,

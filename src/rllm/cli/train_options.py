@@ -12,8 +12,8 @@ from rllm.build.judges import JUDGING
 from rllm.build.models import initial_model_path
 from rllm.build.rows import BENCHMARK
 from rllm.build.sampling import assignments_of
-from rllm.cli.command import argument, json_option, option, recipe_option, shared
-from rllm.config.schema import TrainConfig
+from rllm.cli.command import WordChoice, argument, json_option, option, recipe_option, shared
+from rllm.config.schema import DTYPES, TrainConfig
 from rllm.errors import ConfigError, choices_of
 from rllm.eval.catalogue import benchmark_named
 
@@ -23,6 +23,7 @@ KEY_OF_FLAG = {
     "attempts": "rollout.group_size",
     "concurrency": "rollout.num_parallel",
     "threads": "threads",
+    "dtype": "inference.dtype",
 }
 KEY_OF_SAMPLING = {
     "temperature": "rollout.temperature",
@@ -111,6 +112,11 @@ class TrainOptions:
         "--concurrency", type=int, help="Episodes at the same time: `rollout.num_parallel`."
     )
     threads: int | None = option("--threads", type=int, help="Threads of torch: `--set threads=…`.")
+    dtype: str | None = option(
+        "--dtype",
+        type=WordChoice(DTYPES),
+        help="Data type of the sampler, beside a trainer that keeps its own: `inference.dtype`.",
+    )
     sampling: tuple[str, ...] = option(
         "--sampling",
         multiple=True,

@@ -50,14 +50,25 @@ class ScheduleConfig:
         return self.max_staleness if self.kind == ASYNC else 0
 
 
-def choose_correction(schedule: ScheduleConfig, algorithm: "AlgorithmConfig") -> None:
-    """Set the keys of `algorithm` that `schedule.correction` means, and what `auto` came to."""
+def choose_correction(
+    schedule: ScheduleConfig, algorithm: "AlgorithmConfig", *, sampler_differs: bool = False
+) -> None:
+    """Set the keys of `algorithm` that `schedule.correction` means, and what `auto` came to.
+
+    A sampler in another data type than the trainer (`sampler_differs`) is corrected for like one that is a
+    step older: by the loss's ratio, or by token where the loss has none.
+    """
+    needs_weights = algorithm.correction == "none" and (
+        algorithm.loss in WITHOUT_RATIO or algorithm.old_logprobs == "trainer"
+    )
     if not schedule.steps_ahead:
+        if sampler_differs and needs_weights:
+            algorithm.old_logprobs, algorithm.correction = "trainer", "truncate"
+            algorithm.correction_level = "token"
         return
     if schedule.correction == AUTO:
         is_old = algorithm.loss == "ppo" and schedule.max_staleness >= OLD
-        has_nothing = algorithm.loss in WITHOUT_RATIO or algorithm.old_logprobs == "trainer"
-        is_chosen = algorithm.correction == "none" and (is_old or has_nothing)
+        is_chosen = needs_weights or (algorithm.correction == "none" and is_old)
         schedule.correction = "token" if is_chosen else OF_LOSS
     if schedule.correction in ("token", "sequence"):
         if algorithm.correction == "none":

@@ -49,6 +49,8 @@ LOCAL = "local"
 """The backend that trains on torch, in the process of the sampler."""
 FROZEN = "frozen"
 """The value of `model.vision` for a part that does not learn."""
+DTYPES = ("auto", "float32", "bfloat16")
+"""Data types that a model can compute in, and the word for the usual one."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,7 +72,7 @@ class ModelConfig:
     `train`, or `lora`, an adapter on it too (`lora.rank` > 0). Image tokens are never trained on."""
 
     def validate(self) -> None:
-        one_of("model.dtype", self.dtype, ("auto", "float32", "bfloat16"))
+        one_of("model.dtype", self.dtype, DTYPES)
         one_of("model.vision", self.vision, (FROZEN, "train", "lora"))
 
     @property
@@ -134,6 +136,10 @@ class InferenceConfig:
     lockstep: bool = True
     """Step only when no rollout is busy elsewhere: bit-for-bit reproducible. Off: faster when environments
     are slow."""
+    dtype: str = "auto"
+    """The data type of the sampler's weights, activations and cache: `float32`, `bfloat16`, or `auto`, which
+    is the trainer's (`model.dtype`). Another one has weights of its own, cast at each publish: bfloat16
+    samples nearly twice as fast on CPUs with instructions for it, beside a trainer that stays in float32."""
     engine: str = "local"
     """Sampler of the run: `local`, the built-in engine, or `vllm`, servers that are given the weights after
     each update."""
@@ -165,6 +171,7 @@ class InferenceConfig:
             at_least("inference.max_context", self.max_context, 2)
         at_least("inference.max_prefill_tokens", self.max_prefill_tokens, 1)
         at_least("inference.cache_tokens", self.cache_tokens, 0)
+        one_of("inference.dtype", self.dtype, DTYPES)
         if 0 < self.cache_tokens < self.max_context:
             raise ConfigError(
                 f"`inference.cache_tokens` is {self.cache_tokens}, and one conversation may have "
@@ -368,7 +375,7 @@ class TrainConfig:
 
     def settle(self) -> None:
         """Replace what one key leaves to others by what it comes to."""
-        choose_correction(self.schedule, self.algorithm)
+        choose_correction(self.schedule, self.algorithm, sampler_differs=self.sampler_differs)
 
     def validate(self) -> None:
         """Raises ConfigError for the first value, or combination of values, that cannot be honoured."""
@@ -413,6 +420,7 @@ class TrainConfig:
             temperatures=self._training_temperatures(),
         )
         self._validate_servers()
+        self._validate_sampler()
         self._validate_placement()
         validate_schedule(
             self.schedule,
@@ -512,6 +520,41 @@ class TrainConfig:
             raise ConfigError(
                 '`inference.at_publish` is "keep", and an adapter is trained: servers keep what each adapter '
                 'has read apart, so the next one reads everything anew. Set it to "recompute" or "finish".'
+            )
+
+    @property
+    def sampler_type(self) -> str:
+        """The data type that the sampler computes in."""
+        return self.model.number_type if self.inference.dtype == "auto" else self.inference.dtype
+
+    @property
+    def sampler_differs(self) -> bool:
+        """Whether the sampler computes in another data type than the trainer."""
+        return self.sampler_type != self.model.number_type
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether the built-in engine samples from a copy of the weights in another data type."""
+        return self.sampler_differs and self.inference.engine == LOCAL
+
+    def _validate_sampler(self) -> None:
+        """Raises ConfigError for a sampler whose weights cannot have a data type of their own."""
+        if not self.sampler_differs:
+            return
+        where = f"`inference.dtype` is {self.inference.dtype!r} and the trainer's {self.model.number_type!r}"
+        if elsewhere := self._elsewhere():
+            raise ConfigError(
+                f"{where}, and {elsewhere}, which casts no weights so far; set `inference.dtype` to auto."
+            )
+        if self.inference.servers or any(policy.servers for policy in self.policies.values()):
+            raise ConfigError(
+                f"{where}, and servers that run already have chosen theirs; leave `inference.dtype` out, and "
+                f"start them with `--dtype {self.inference.dtype}`."
+            )
+        if any(self.adapter_of(name).base_dtype == "nf4" for name in self.named_policies):
+            raise ConfigError(
+                f'{where}, and `lora.base_dtype` is "nf4", which sampler and trainer share; set one of them '
+                "to auto."
             )
 
     def _validate_nccl(self, with_adapter: list[str]) -> None:

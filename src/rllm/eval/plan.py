@@ -17,7 +17,7 @@ KIND = "eval"
 _MAY_DIFFER = ("rllm", "source", "settings")
 """Said in the stamp, and no reason to begin anew; what `settings` change, the hashes and limits tell."""
 
-_CONDITIONS = ("agent", "evaluator", "judge_model", "max_turns", "attempts", "seed")
+_CONDITIONS = ("agent", "evaluator", "judge_model", "max_turns", "attempts", "seed", "dtype")
 """Keys of a stored plan that move a score, whatever the model; tasks are compared one by one."""
 
 
@@ -40,6 +40,8 @@ class EvaluationPlan:
     seed: int = 0
     base_url: str = ""
     """The address of the server; empty for the built-in engine."""
+    dtype: str = ""
+    """The data type of the model on the built-in engine, where it is not float32."""
     dataset_hash: str = ""
     model_hash: str = ""
     """The hash of the weights; empty for a server, which does not tell."""
@@ -64,8 +66,9 @@ class EvaluationPlan:
         values = {
             name: getattr(self, name) for name in self.__dataclass_fields__ if name not in structured_fields
         }
-        if not self.skipped:
-            del values["skipped"]
+        for name in ("skipped", "dtype"):
+            if not values[name]:
+                del values[name]
         ways = {name: None if way is None else asdict(way) for name, way in self.ways.items()}
         return {"kind": KIND, "model": {"path": self.model, "hash": self.model_hash}, **values, "ways": ways}
 

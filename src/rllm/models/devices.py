@@ -33,8 +33,8 @@ def use_threads(num_threads: int, num_processes: int = 1) -> None:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The data type that `model.dtype` names."""
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    """The data type of that name; `auto` is float32."""
+    return {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def require_number_type(device: str, name: str) -> None:

@@ -1,8 +1,8 @@
 """Rows of an output layer that belong to no token of the tokenizer.
 
-Embeddings are often padded to a round number of rows (Qwen2.5: 151,936 rows, 151,665 tokens). A padded id has no
-text, so it must not be sampled. Its logit is the same constant in the sampler, the trainer and in scoring, so
-that all of them share one distribution and their log-probabilities agree.
+Embeddings are often padded to a round number of rows (Qwen2.5: 151,936 rows, 151,665 tokens). A padded id
+has no text, so it must not be sampled. Its logit is the same constant in the sampler, the trainer and in
+scoring, so that all of them share one distribution and their log-probabilities agree.
 """
 
 from collections.abc import Collection
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 UNUSED_LOGIT = -1e4
-"""Low enough for a probability of exactly 0 in float32. Finite, because the terms of an entropy or a divergence
-multiply a probability by a log-probability, and 0 · -inf is not a number."""
+"""Low enough for a probability of exactly 0 in float32. Finite, because the terms of an entropy or a
+divergence multiply a probability by a log-probability, and 0 · -inf is not a number."""
 
 
 def mask_unused_rows(model: nn.Module, token_ids: Collection[int]) -> None:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rllm.config.distill import TEACHER
@@ -75,9 +76,12 @@ class DistillationRun(TrainingRun):
         return summary
 
     def make_learner(
-        self, models: "Mapping[str, LoadedModel]", publish: "Mapping[str, Publish] | None" = None
+        self,
+        models: "Mapping[str, LoadedModel]",
+        publish: "Mapping[str, Publish] | None" = None,
+        samplers: "Mapping[str, LoadedModel]" = MappingProxyType({}),
     ) -> "Learner":
-        learner = super().make_learner(models, publish)
+        learner = super().make_learner(models, publish, samplers)
         if self.config.warm_start.steps:
             (student,) = models.values()
             teacher = learner.teacher

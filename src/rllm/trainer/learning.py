@@ -322,7 +322,8 @@ def score_rows(
     if not samples:
         return samples, facts
     if algorithm.old_logprobs == "trainer":
-        scored_rows, facts["logprob_gap_sampler"] = with_old_logprobs(rows_with_gradient, backend)
+        scored_rows, sampler_gaps = with_old_logprobs(rows_with_gradient, backend)
+        facts |= sampler_gaps
         again = {each.order_key: each for each in scored_rows}
         samples = [again.get(each.order_key, each) for each in samples]
     if name in learner.references:
@@ -417,6 +418,8 @@ def update(
     if of_policy and "logprob_gap_max" in of_policy[0]:
         # The first update still has the weights that sampled: any gap is a mismatch of the two passes.
         metrics["logprob_gap_first"] = of_policy[0]["logprob_gap_max"]
+        if config.algorithm.old_logprobs == "sampler":
+            metrics["sampler_kl"] = of_policy[0]["kl"]
     theirs = {f"critic.{each}": value for each, value in means(of_critic).items() if "logprob" not in each}
     return metrics | theirs
 

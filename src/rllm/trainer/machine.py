@@ -146,7 +146,7 @@ def machine_of(config: TrainConfig, policies: "Policies", from_step: int) -> Run
         attention=_each(map(attention_kernel, models)) if config.backend == LOCAL else config.backend,
         optimizer=_each(each.optimizer_kernel for each in learners) if learners else config.backend,
         sampler=sampler,
-        sampler_dtype=config.model.number_type,
+        sampler_dtype=config.sampler_type,
         sampler_attention=_each(map(decoding_kernel, models)) if samples_here else "",
     )
 

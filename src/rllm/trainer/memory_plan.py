@@ -246,7 +246,7 @@ def memory_plan(config: TrainConfig, *, num_ranks: int, num_local_ranks: int) ->
     if config.distributed.offload:
         parts, on_cpu = _offload(parts, own_weights=parts.weights - whole_weights)
     parts = replace(parts, libraries=LIBRARIES)
-    sampling, sampler = _sampling(config, shapes, element, parts), 0
+    sampling, sampler = _sampling(config, shapes, _sampler_element(config), parts), 0
     if config.cluster.is_used:
         sampler = _sampled_weights(config, shapes, element) + parts.cache + LIBRARIES
         sampler += max(beyond for _, beyond in sampling)
@@ -351,7 +351,10 @@ def _parts(
     rotation = 2 * element * shape.max_positions * shape.head_dim
     weights = (_base_bytes(shape, adapter, element) + rotation) * has_weights
     inference = config.inference
-    cache = cache_bytes(shape, inference.num_slots, inference.max_context, element, inference.cache_tokens)
+    of_sampler = _sampler_element(config)
+    cache = cache_bytes(shape, inference.num_slots, inference.max_context, of_sampler, inference.cache_tokens)
+    if config.casts_weights:
+        weights += whole * of_sampler * has_weights
     if not is_trainable:
         return Parts(weights=weights, cache=cache)
     num_trained, of_trained = num_parameters(of_rank), element
@@ -365,7 +368,9 @@ def _parts(
         weights += whole_adapter * FLOAT
         if of_rank != shape:
             weights += (num_trained - _on_all_ranks(shape, adapter)) * FLOAT
-    if config.schedule.steps_ahead:  # beside the sampler's, which goes on meanwhile
+    if config.casts_weights:
+        weights += whole_adapter * FLOAT
+    elif config.schedule.steps_ahead:  # beside the sampler's, which goes on meanwhile
         weights += num_trained * of_trained
     state = _optimizer_bytes(config.optimizer, of_rank, adapter, num_trained, of_trained)
     # Masters are the weights that a checkpoint has, so they are in it once.
@@ -391,6 +396,11 @@ def _parts(
         cache=cache,
         checkpoint=snapshot * config.checkpoint.background,
     )
+
+
+def _sampler_element(config: TrainConfig) -> int:
+    """Bytes of a number in the sampler's weights and cache."""
+    return 2 if config.sampler_type == "bfloat16" else FLOAT
 
 
 def _base_bytes(shape: DecoderShape, adapter: LoraConfig, element: int) -> int:

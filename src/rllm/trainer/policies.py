@@ -14,7 +14,10 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from torch import Tensor
 
 from rllm.config.optimizer import OptimizerConfig
 from rllm.config.schema import FROZEN, TrainConfig
@@ -34,7 +37,7 @@ from rllm.models.directory import (
     write_index,
     write_part,
 )
-from rllm.models.lora import save_adapter, with_adapter, with_base_in_4_bits
+from rllm.models.lora import sampler_twin, save_adapter, with_adapter, with_base_in_4_bits
 from rllm.rendering.chat import ChatRenderer
 from rllm.trainer.backends.base import TrainingBackend, refuse_unsupported
 from rllm.trainer.backends.named import backend_kind, service_kind
@@ -177,10 +180,12 @@ def make_policies(
     publish: Mapping[str, Publish] | None = None,
     teacher: LoadedModel | None = None,
     ranks: RankGroup = ALONE,
+    samplers: Mapping[str, LoadedModel] = MappingProxyType({}),
 ) -> Policies:
     """The policies that learn on `models`.
 
     `publish`: what a policy's sampler is told after an update, by policy; without it nobody samples.
+    `samplers`: copies in another data type, by policy, which are sampled from; see `sampler_models`.
     `teacher`: for a `distill.divergence` over the whole vocabulary. Raises ConfigError for a key that the
     backend would ignore.
     """
@@ -203,6 +208,7 @@ def make_policies(
                 "config": optimizer,
                 "ranks": ranks,
                 "has_twin": config.schedule.steps_ahead > 0,
+                "sampled_model": samplers[name].model if name in samplers else None,
                 "value_head": config.critic.trunk == "shared" and config.needs_critic(name),
             }
             if config.distill.is_over_vocabulary and teacher is not None:
@@ -290,7 +296,8 @@ def require_models(config: TrainConfig) -> None:
         _require_vision(policy.path, has_vision, config.model.vision, config.adapter_of(name).rank)
         _require_context(policy.path, config.inference.max_context)
     require_device(config.model.device)
-    require_number_type(config.model.device, config.model.number_type)
+    for name in {config.model.number_type, config.sampler_type}:
+        require_number_type(config.model.device, name)
 
 
 def _require_context(path: str, max_context: int) -> None:
@@ -359,6 +366,15 @@ def load_initial_models(config: TrainConfig, run: Path, ranks: RankGroup = ALONE
             model = with_adapter(model, adapter, seed, vision=config.model.vision == "lora")
         models[name] = model
     return models
+
+
+def sampler_models(config: TrainConfig, models: Mapping[str, LoadedModel]) -> dict[str, LoadedModel]:
+    """Copies of `models` that the built-in engine samples from, where `inference.dtype` is another data type
+    than the trainer's; none where it samples from the trainer's own weights."""
+    if not config.casts_weights:
+        return {}
+    dtype, frozen = dtype_named(config.sampler_type), dict[int, Tensor]()
+    return {name: sampler_twin(model, dtype, frozen) for name, model in models.items()}
 
 
 def _require_vision(path: str, has_vision: bool, vision: str, rank: int) -> None:

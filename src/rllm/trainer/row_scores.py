@@ -45,9 +45,9 @@ def make_references(
 
 def with_old_logprobs(
     samples: Sequence[TrainingSample], backend: TrainingBackend
-) -> tuple[list[TrainingSample], float]:
-    """Samples with the trainer's own log-probabilities, the sampler's beside them, and how far the two were
-    apart at most, in nats."""
+) -> tuple[list[TrainingSample], dict[str, float]]:
+    """Samples with the trainer's own log-probabilities and the sampler's beside them; the largest gap between
+    the two, and the divergence of the trainer from the sampler (k3, mean per token), in nats."""
     again = [
         replace(sample, logprobs_T=mine_T, rollout_logprobs_T=sample.logprobs_T)
         for sample, mine_T in zip(samples, backend.score(samples), strict=True)
@@ -56,7 +56,15 @@ def with_old_logprobs(
         float(np.abs(mine.logprobs_T - theirs.logprobs_T)[theirs.trainable_T].max(initial=0.0))
         for mine, theirs in zip(again, samples, strict=True)
     ]
-    return again, float(np.max(gaps, initial=0.0))  # Python's `max` passes over a NaN
+    kl_tokens = [
+        kl_rewards(theirs.logprobs_T, mine.logprobs_T, "k3")[theirs.trainable_T]
+        for mine, theirs in zip(again, samples, strict=True)
+    ]
+    num_tokens = sum(len(kl) for kl in kl_tokens)
+    return again, {
+        "logprob_gap_sampler": float(np.max(gaps, initial=0.0)),  # Python's `max` passes over a NaN
+        "sampler_kl": sum(float(kl.sum()) for kl in kl_tokens) / num_tokens if num_tokens else 0.0,
+    }
 
 
 def with_reference(samples: Sequence[TrainingSample], reference: Scorer) -> list[TrainingSample]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rllm.algorithms.curriculum import Curriculum
@@ -229,7 +230,7 @@ class TrainingRun:
     async def _run(self, directory: RunDirectory) -> dict[str, Any]:
         self.require_names()
         self._require_memory()
-        from rllm.trainer.policies import create_initial_models, load_initial_models
+        from rllm.trainer.policies import create_initial_models, load_initial_models, sampler_models
         from rllm.trainer.samplers import PolicyClient, open_client
         from rllm.trainer.teacher import teacher_of
 
@@ -253,7 +254,8 @@ class TrainingRun:
         )
         async with AsyncExitStack() as open_until_done:
             clients: dict[str, PolicyClient] = {}
-            for name, model in models.items():
+            samplers = sampler_models(config, models)
+            for name, model in (models | samplers).items():
                 clients[name] = await open_until_done.enter_async_context(
                     open_client(config, name, model, directory.path)
                 )
@@ -268,12 +270,15 @@ class TrainingRun:
             engine, cluster = await open_until_done.enter_async_context(
                 episode_engine(config, self.player, models, clients, directory.path, ranks, encodings)
             )
-            return await self._train(directory, models, clients, engine, cluster, encodings)
+            learner = self.make_learner(
+                models, {name: each.publish for name, each in clients.items()}, samplers
+            )
+            return await self._train(directory, learner, clients, engine, cluster, encodings)
 
     async def _train(
         self,
         directory: RunDirectory,
-        models: "Mapping[str, LoadedModel]",
+        learner: "Learner",
         clients: "Mapping[str, PolicyClient]",
         engine: "EpisodeEngine",
         cluster: ClusterEngine | None,
@@ -285,7 +290,6 @@ class TrainingRun:
         from rllm.trainer.reference import load_references
         from rllm.trainer.samplers import require_same_model
 
-        learner = self.make_learner(models, {name: client.publish for name, client in clients.items()})
         ranks = self.ranks
         with ranks.writer_first():
             state = load_latest(directory.checkpoints_path, learner.backends()) or RunState()
@@ -370,9 +374,13 @@ class TrainingRun:
         return curriculum
 
     def make_learner(
-        self, models: "Mapping[str, LoadedModel]", publish: "Mapping[str, Publish] | None" = None
+        self,
+        models: "Mapping[str, LoadedModel]",
+        publish: "Mapping[str, Publish] | None" = None,
+        samplers: "Mapping[str, LoadedModel]" = MappingProxyType({}),
     ) -> "Learner":
-        """A learner on `models`; `publish` tells the sampler of a policy that its weights have changed."""
+        """A learner on `models`; `publish` tells the sampler of a policy that its weights have changed, of
+        which `samplers` has the copies in another data type."""
         from rllm.trainer.critic import make_critics
         from rllm.trainer.learning import Learner
         from rllm.trainer.policies import make_policies, require_8_bits
@@ -381,7 +389,8 @@ class TrainingRun:
 
         teacher = self.teacher or teacher_of(self.config, models)
         ranks = self.ranks
-        policies = make_policies(self.config, models, publish, teacher and teacher.loaded_model, ranks)
+        own = teacher and teacher.loaded_model
+        policies = make_policies(self.config, models, publish, own, ranks, samplers)
         critics = make_critics(self.config, policies, ranks)
         require_8_bits(self.config.optimizer, [*policies.backends().values(), *critics.values()])
         return Learner(

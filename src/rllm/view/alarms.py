@@ -16,6 +16,8 @@ _TIED, _FAILED, _CLIPPED, _DROPPED = 0.6, 0.1, 0.3, 0.25
 _KL, _LOGPROB_GAP, _HELDOUT_DROP, _NORM_JUMP = 0.1, 0.05, 0.1, 10.0
 _RATIO_LOW, _RATIO_HIGH = 0.8, 1.25
 _SOLVED, _SAMPLING_SHARE = 0.98, 0.85
+_SAMPLER_KL = 0.02
+"""Nats a token. A pretrained model in bfloat16 beside itself in float32 has a thousandth of a nat."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -145,6 +147,16 @@ def _update_size(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iter
 
 
 def _gaps(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    if _sampler_differs(config):
+        kl = _mean(recent, "sampler_kl")
+        if kl is not None and kl > _SAMPLER_KL:
+            yield Alarm(
+                name="sampler and trainer",
+                level="problem",
+                sentence=f"The sampler's tokens diverge from the trainer by {kl:.2g} nats each.",
+                mend="Set `inference.dtype` to auto: both then compute in one data type.",
+            )
+        return
     gap = _mean(recent, "logprob_gap_first")
     if gap is not None and gap > _LOGPROB_GAP:
         yield Alarm(
@@ -153,6 +165,12 @@ def _gaps(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Al
             sentence=f"Sampler and trainer disagree by {gap:.2g} nats on tokens that neither has updated.",
             mend='Set `algorithm.old_logprobs = "trainer"`, or use the same precision in both.',
         )
+
+
+def _sampler_differs(config: Mapping[str, Any]) -> bool:
+    """Whether the sampler of a run computes in a data type of its own, in which single tokens may be far
+    apart."""
+    return dict(config.get("inference") or {}).get("dtype", "auto") != "auto"
 
 
 def _heldout(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:

@@ -56,7 +56,8 @@ class TorchBackend(PackedUpdates):
 
     `publish` tells the sampler that the weights have changed. `value_head` puts a critic on the same trunk:
     see `rllm.trainer.backends.critic`. With `has_twin` the learner has parameters of its own, which
-    publishing copies: `model` is sampled from during updates.
+    publishing copies: `model` is sampled from during updates. `sampled_model` is a copy of `model` in another
+    data type, which is sampled from in its place; publishing casts the weights into it.
     """
 
     def __init__(
@@ -67,9 +68,12 @@ class TorchBackend(PackedUpdates):
         config: OptimizerConfig | None = None,
         value_head: bool = False,
         has_twin: bool = False,
+        sampled_model: Any = None,
         share_prefixes: bool = True,
         ranks: RankGroup = ALONE,
     ) -> None:
+        # A sampler with weights of its own leaves the learner those of `model`.
+        has_twin = has_twin and sampled_model is None
         super().__init__(
             twin_of(model) if has_twin else model,
             config=config or OptimizerConfig(),
@@ -78,8 +82,9 @@ class TorchBackend(PackedUpdates):
             value_head=ValueHead.on(model) if value_head else None,
         )
         self._publish = publish
-        self._served_model = model
-        """The sampler's model: the one that learns, or its whole twin."""
+        self._whole_model = model
+        """The one that learns, or its whole twin."""
+        self._sampled_model = model if sampled_model is None else sampled_model
         self._has_twin = has_twin
 
     @property
@@ -88,7 +93,8 @@ class TorchBackend(PackedUpdates):
 
     @property
     def is_half(self) -> bool:
-        return next(self._served_model.parameters()).dtype in HALF
+        models = (self._whole_model, self._sampled_model)
+        return any(next(model.parameters()).dtype in HALF for model in models)
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         return score_rows(
@@ -103,10 +109,10 @@ class TorchBackend(PackedUpdates):
     def publish_weights(self) -> int:
         if is_sharded(self.model):
             with self._ranks.inside_torch():
-                gather_into(self._served_model, self.model)
+                gather_into(self._whole_model, self.model)
         elif isinstance(self._weights, SplitWeights):
-            self._weights.gather_into(self._served_model, self.model)
-        if self._has_twin:
+            self._weights.gather_into(self._whole_model, self.model)
+        if self._has_twin or self._sampled_model is not self._whole_model:
             self._publish(self.policy_version, self._write_to_sampler)
         else:
             self._publish(self.policy_version)
@@ -114,8 +120,9 @@ class TorchBackend(PackedUpdates):
 
     @torch.no_grad()
     def _write_to_sampler(self) -> None:
-        targets = dict(self._served_model.named_parameters())
-        for name, parameter in self.model.named_parameters():
+        source = self.model if self._has_twin else self._whole_model
+        targets = dict(self._sampled_model.named_parameters())
+        for name, parameter in source.named_parameters():
             # Frozen parameters are the same tensors in both models.
             if parameter.requires_grad:
                 targets[name].copy_(parameter)

@@ -19,6 +19,7 @@ const FIGURES = [
   ["Learning rate", ["learning_rate"]],
   ["Staleness, updates", ["staleness_mean", "staleness_max", "policy_lag"]],
   ["Sampler and trainer, gap in nats", ["logprob_gap_max", "logprob_gap_first", "canary_gap"]],
+  ["Trainer from sampler, KL in nats per token", ["sampler_kl"]],
   ["Tokens per second", ["tokens_per_s"]],
   ["Tokens of a step", ["tokens.sampled", "tokens.trained"]],
 ];
