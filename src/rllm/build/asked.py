@@ -9,6 +9,7 @@ from rllm.build.providers import ModelPlace
 from rllm.data.row_filter import RowFilter
 from rllm.errors import ConfigError
 from rllm.types.task import Task
+from rllm.types.tool_forms import AUTO
 from rllm.workflows.workers import OpenWorkers
 
 Row = TypeVar("Row")
@@ -43,6 +44,8 @@ class Asked:
     threads: int = 0
     dtype: str = "auto"
     """Data type of the model on the built-in engine; `auto` is float32."""
+    tool_form: str = AUTO
+    """How tools are offered to a model that is here: one of TOOL_FORMS."""
     trust_remote_code: bool = False
     """Whether Python that the model's directory brings along may run."""
     judge: ModelPlace | None = None

@@ -41,6 +41,7 @@ from rllm.integrations.task_programs import task_program
 from rllm.rewards.evaluator import Evaluator, as_evaluator
 from rllm.types.messages import SamplingParams
 from rllm.types.task import tasks_of
+from rllm.types.tool_forms import AUTO
 
 MOST_ATTEMPTS = 1_000_000
 
@@ -111,11 +112,13 @@ def prepare(request: Asked) -> Prepared:
         )
     if request.place.is_server and not request.place.name:
         raise ConfigError(f"Say with --model by which name {request.place.base_url} knows the model.")
-    if request.place.is_server and request.dtype != "auto":
-        raise ConfigError(
-            f"--dtype is {request.dtype}, and {request.place.title} computes as its server was started; "
-            "leave it out."
-        )
+    if request.place.is_server:
+        for flag, value in (("--dtype", request.dtype), ("--tool-form", request.tool_form)):
+            if value != AUTO:
+                raise ConfigError(
+                    f"{flag} is {value}, and {request.place.title} answers as its server was started; leave "
+                    "it out."
+                )
     return _prepare_program(request) if request.program else _prepare_benchmark(request)
 
 
@@ -257,6 +260,7 @@ def _common(request: Asked, judge: ChosenJudge, rows: Sequence[Any]) -> dict[str
         "attempts": request.attempts,
         "seed": request.seed,
         "dtype": "" if request.dtype in ("auto", "float32") else request.dtype,
+        "tool_form": "" if request.tool_form == AUTO else request.tool_form,
         "rllm": version(),
     }
 

@@ -31,6 +31,7 @@ from rllm.eval.tasks import benchmark_world
 from rllm.inference.client import ModelClient
 from rllm.rewards.evaluator import Evaluator
 from rllm.store.run_directory import RunDirectory, is_run
+from rllm.types.tool_forms import AUTO
 from rllm.workflows.workers import opened_workers, worker_contracts
 from rllm.workflows.workflow import Workflow
 
@@ -182,6 +183,7 @@ def _local(request: Asked, config: TrainConfig, asks_questions: bool) -> ModelCl
         model_directory(Path(request.place.path)),
         device=config.model.device,
         dtype=dtype_named(request.dtype),
+        tool_form=request.tool_form,
         trust_remote_code=request.trust_remote_code,
     )
     room = MAX_EVAL_CONTEXT if asks_questions else config.inference.max_context
@@ -194,12 +196,18 @@ def _client_here(request: Asked) -> Any:
         request.place,
         threads=request.threads,
         dtype=request.dtype,
+        tool_form=request.tool_form,
         trust_remote_code=request.trust_remote_code,
     )
 
 
 def program_client(
-    place: ModelPlace, *, threads: int = 0, dtype: str = "auto", trust_remote_code: bool = False
+    place: ModelPlace,
+    *,
+    threads: int = 0,
+    dtype: str = "auto",
+    tool_form: str = AUTO,
+    trust_remote_code: bool = False,
 ) -> Any:
     """The built-in engine for a program: of a run as it was trained, otherwise as programs are by default."""
     try:
@@ -216,6 +224,7 @@ def program_client(
         model_directory(path),
         device=config.model.device,
         dtype=dtype_named(dtype),
+        tool_form=tool_form,
         trust_remote_code=trust_remote_code,
     )
     inference = replace(config.inference, lockstep=False)

@@ -12,6 +12,7 @@ from rllm.build.providers import ModelPlace, Protocol
 from rllm.config.schema import InferenceConfig
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.models.foreign import json_object
+from rllm.types.tool_forms import AUTO
 
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
@@ -301,6 +302,7 @@ async def model_gateway(
     name: str = "",
     device: str = "cpu",
     dtype: str = "auto",
+    tool_form: str = AUTO,
     trust_remote_code: bool = False,
     threads: int = 0,
     num_slots: int = 64,
@@ -333,8 +335,13 @@ async def model_gateway(
     listening = listening_socket(address.host, address.port)
     try:
         use_threads(threads)
-        number_type = dtype_named(dtype)
-        decoder = load_model(directory, device=device, dtype=number_type, trust_remote_code=trust_remote_code)
+        decoder = load_model(
+            directory,
+            device=device,
+            dtype=dtype_named(dtype),
+            tool_form=tool_form,
+            trust_remote_code=trust_remote_code,
+        )
         client = local_client(
             decoder,
             InferenceConfig(

@@ -174,7 +174,16 @@ def model_description(directory: Path, *, trust_remote_code: bool = False) -> di
         "by_row": model.model.by_row,
         "row": architecture_row(str(model.config.get("model_type"))),
         "incremental_template": model.template_is_incremental,
+        "tools": _tools_of(model),
     }
+
+
+def _tools_of(model: "LoadedModel") -> dict[str, str]:
+    """How tools are offered to the model, and in which form it writes calls."""
+    from rllm.rendering.tools import tool_format_of
+
+    calls = tool_format_of(model.tokenizer)
+    return {"form": model.tokenizer.tool_form, "calls": calls.name if calls else "none that is known"}
 
 
 def _shape(model: "LoadedModel") -> dict[str, int]:

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from rllm.errors import choices_of
+from rllm.types.tool_forms import AUTO, TOOL_FORMS
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -148,6 +149,15 @@ trust_option = click.option(
     "--trust-remote-code",
     is_flag=True,
     help="Run Python that the model's directory brings along. Read it first: it may do all that you may.",
+)
+
+
+tool_form_option = click.option(
+    "--tool-form",
+    type=WordChoice(TOOL_FORMS),
+    default=AUTO,
+    help="How tools are offered: native, by the model's chat template, or as text in the system message.  "
+    "[default: text where the template has no tools]",
 )
 
 

@@ -10,7 +10,7 @@ from rllm.build.configs import ProgramNames, is_program
 from rllm.build.judges import judge_place
 from rllm.build.providers import ModelPlace, resolve_model
 from rllm.build.sampling import assignments_of
-from rllm.cli.command import WordChoice, argument, json_option, option, shared, trust_option
+from rllm.cli.command import WordChoice, argument, json_option, option, shared, tool_form_option, trust_option
 from rllm.config.schema import DTYPES
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.report import Prices, require_ks
@@ -122,6 +122,7 @@ class EvalOptions:
         help="Data type of a model that is here: float32, or bfloat16, which is faster on processors with "
         "instructions for it and changes some answers.  [default: float32]",
     )
+    tool_form: str = shared(tool_form_option)
     trust_remote_code: bool = shared(trust_option)
     prompt_price: float = option(
         "--prompt-price", type=float, default=0.0, help="Of a million prompt tokens, to tell the cost."
@@ -174,6 +175,7 @@ class EvalOptions:
             concurrency=self.concurrency or 0,
             threads=self.threads,
             dtype=self.dtype,
+            tool_form=self.tool_form,
             trust_remote_code=self.trust_remote_code,
             judge=self.judge,
             select=self.select,

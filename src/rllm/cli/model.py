@@ -168,6 +168,13 @@ def _print_refused(directory: Path, reason: str, as_json: bool) -> None:
     console.print(facts([("architecture", architecture), ("refused", reason)]))
 
 
+_TOOLS = {
+    "native": "native, by the chat template",
+    "text": "text, in the system message: the chat template has none",
+}
+"""What a form of tools is, in words."""
+
+
 def _print_description(description: dict[str, Any]) -> None:
     ends = ", ".join(f"{text} ({token})" for token, text in description["end_tokens"].items())
     incremental = description["incremental_template"]
@@ -209,6 +216,7 @@ def _print_description(description: dict[str, Any]) -> None:
                     if incremental
                     else "not incremental: it rewrites earlier turns, so every turn is a segment of its own",
                 ),
+                ("tools", f"{_TOOLS[description['tools']['form']]}; calls: {description['tools']['calls']}"),
             ]
         )
     )

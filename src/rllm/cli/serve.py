@@ -31,6 +31,7 @@ from rllm.cli.command import (
     option,
     options_of,
     shared,
+    tool_form_option,
     trust_option,
 )
 from rllm.cli.terminal import facts, out
@@ -283,6 +284,7 @@ class ModelOptions:
         "same.",
     )
     allowed_media_domains: str = shared(media_domains_option)
+    tool_form: str = shared(tool_form_option)
     trust_remote_code: bool = shared(trust_option)
 
 
@@ -309,6 +311,7 @@ def model(options: ModelOptions, **address: Any) -> None:
             name=options.name or _label(options.model),
             device=options.device,
             dtype=options.dtype,
+            tool_form=options.tool_form,
             trust_remote_code=options.trust_remote_code,
             threads=options.threads,
             num_slots=options.num_slots,

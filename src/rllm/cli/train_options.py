@@ -16,6 +16,7 @@ from rllm.cli.command import WordChoice, argument, json_option, option, recipe_o
 from rllm.config.schema import DTYPES, TrainConfig
 from rllm.errors import ConfigError, choices_of
 from rllm.eval.catalogue import benchmark_named
+from rllm.types.tool_forms import TOOL_FORMS
 
 KEY_OF_FLAG = {
     "split": "evaluation.split",
@@ -24,6 +25,7 @@ KEY_OF_FLAG = {
     "concurrency": "rollout.num_parallel",
     "threads": "threads",
     "dtype": "inference.dtype",
+    "tool_form": "model.tool_form",
 }
 KEY_OF_SAMPLING = {
     "temperature": "rollout.temperature",
@@ -116,6 +118,12 @@ class TrainOptions:
         "--dtype",
         type=WordChoice(DTYPES),
         help="Data type of the sampler, beside a trainer that keeps its own: `inference.dtype`.",
+    )
+    tool_form: str | None = option(
+        "--tool-form",
+        type=WordChoice(TOOL_FORMS),
+        help="How tools are offered: native, by the chat template, or as text: `model.tool_form`.  [default: "
+        "text where the template has no tools]",
     )
     sampling: tuple[str, ...] = option(
         "--sampling",

@@ -44,6 +44,7 @@ from rllm.config.schedule import ScheduleConfig, choose_correction, validate_sch
 from rllm.config.tracking import TrackingConfig
 from rllm.errors import ConfigError
 from rllm.types.call_budget import CallBudget, budget_problem
+from rllm.types.tool_forms import TOOL_FORMS
 
 LOCAL = "local"
 """The backend that trains on torch, in the process of the sampler."""
@@ -67,12 +68,16 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Run Python that the model's directory brings along, where transformers has none for the model. Read it
     first: it may do all that you may."""
+    tool_form: str = "auto"
+    """How tools are offered to the model: `native`, by its chat template; `text`, described in the system
+    message, with calls read from what it writes; or `auto`, which is text where the template has no tools."""
     vision: str = FROZEN
     """Whether the part of a vision-language model that turns images into vectors learns as well: `frozen`,
     `train`, or `lora`, an adapter on it too (`lora.rank` > 0). Image tokens are never trained on."""
 
     def validate(self) -> None:
         one_of("model.dtype", self.dtype, DTYPES)
+        one_of("model.tool_form", self.tool_form, TOOL_FORMS)
         one_of("model.vision", self.vision, (FROZEN, "train", "lora"))
 
     @property

@@ -25,6 +25,7 @@ from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.models.unused_rows import mask_unused_rows
 from rllm.models.vision.grids import ImageGrids
 from rllm.rendering.chat import ChatRenderer
+from rllm.types.tool_forms import AUTO
 
 if TYPE_CHECKING:
     from rllm.models.vision.processor import VisionProcessor
@@ -127,9 +128,10 @@ def load_model(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
+    tool_form: str = AUTO,
 ) -> LoadedModel:
     """`trust_remote_code`: whether Python that the directory brings along may run, where transformers has
-    none of its own for the model.
+    none of its own for the model. `tool_form`: how tools are offered, one of TOOL_FORMS.
 
     Raises ModelDirectoryError naming the missing or broken file, ConfigError for a device that is not there.
     """
@@ -141,7 +143,7 @@ def load_model(
         raise ModelDirectoryError(f"{directory / 'config.json'} {error}") from error
     if shape is None and not trust_remote_code:
         require_no_code(directory, config)
-    tokenizer = HuggingFaceTokenizer(directory, trust_remote_code=trust_remote_code)
+    tokenizer = HuggingFaceTokenizer(directory, trust_remote_code=trust_remote_code, tool_form=tool_form)
     weights = _read_weights(directory)
     end_token_ids = _end_token_ids(directory, config, tokenizer)
     if shape is not None:

@@ -1,6 +1,7 @@
 """A Hugging Face tokenizer behind the three verbs that rendering needs."""
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,13 @@ from rllm.models.chat_template import render_template
 from rllm.models.foreign import code_refused, json_object, own_class, require_plain_files
 from rllm.models.tokenizer_file import tokenizer_file
 from rllm.rendering.images import ImageReader
-from rllm.rendering.tools import shown_markup
+from rllm.rendering.text_tools import with_tools_as_text
+from rllm.rendering.tools import required_tool_format, shown_markup, tool_format_of
 from rllm.types.images import PATCH_IDS_FROM
 from rllm.types.messages import Message
+from rllm.types.tool_forms import AUTO, NATIVE, TEXT
+
+log = logging.getLogger(__name__)
 
 _CONVERSATION_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 _PROBE = "text"
@@ -36,10 +41,11 @@ class HuggingFaceTokenizer:
     """Loads with `AutoTokenizer`, or without transformers where that changes nothing.
 
     Encodes and decodes with the Rust tokenizer inside, which is several times faster. `trust_remote_code`:
-    whether Python that the directory brings along may run.
+    whether Python that the directory brings along may run. `tool_form`: one of TOOL_FORMS; raises ConfigError
+    for `native` where the chat template has no tools.
     """
 
-    def __init__(self, directory: Path, *, trust_remote_code: bool = False) -> None:
+    def __init__(self, directory: Path, *, trust_remote_code: bool = False, tool_form: str = AUTO) -> None:
         if not any(
             (directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")
         ):
@@ -75,6 +81,9 @@ class HuggingFaceTokenizer:
                 f"The tokenizer in {directory} has no chat template; add `chat_template` to "
                 "tokenizer_config.json."
             )
+        self._tool_form = tool_form
+        if tool_form == NATIVE:
+            required_tool_format(self)
 
     def read_images(self, reader: ImageReader) -> None:
         """From now on conversations may have images, which `reader` reads."""
@@ -108,6 +117,31 @@ class HuggingFaceTokenizer:
         visible_ids = [token for token in ids if token not in self._hidden]
         return decoder.decode(visible_ids, skip_special_tokens=False)
 
+    @cached_property
+    def tool_form(self) -> str:
+        """The way in which tools are offered: `native`, by the chat template, or `text`."""
+        if self._tool_form != AUTO:
+            return self._tool_form
+        native = copy.copy(self)
+        native._tool_form = NATIVE
+        if tool_format_of(native) is not None:
+            return NATIVE
+        log.warning(
+            "The chat template of %s has no tools: they are described in the system message, and calls are "
+            "read from the text (tool form `text`).",
+            self._directory.name,
+        )
+        return TEXT
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the chat template prints system messages."""
+        messages: list[Message] = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}]
+        try:
+            return _PROBE in self.apply_template(messages, add_generation_prompt=False)
+        except ConfigError:
+            return False
+
     def apply_template(
         self,
         messages: Sequence[Message],
@@ -116,6 +150,10 @@ class HuggingFaceTokenizer:
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """Raises ConfigError when the chat template refuses the messages, is broken, or exceeds a limit."""
+        uses_tools = tools or any(m.get("role") == "tool" or m.get("tool_calls") for m in messages)
+        if uses_tools and self.tool_form == TEXT:
+            messages = with_tools_as_text(messages, tools or (), takes_system=self._takes_system)
+            tools = None
         try:
             template = self._tokenizer.get_chat_template(tools=tools or None)
         except ValueError as error:  # several templates, and none for this

@@ -186,8 +186,9 @@ def required_tool_format(tokenizer: TextTokenizer) -> ToolFormat:
     tool_format = _format_or_reason(tokenizer)
     if isinstance(tool_format, str):
         raise ConfigError(
-            f"Tools cannot be offered to this model: {tool_format} Use a model whose chat template writes "
-            f"calls in one of the forms {', '.join(FORMAT_NAMES)}, or a template that does."
+            f"Tools cannot be offered in this model's own form: {tool_format} Offer them as text (tool form "
+            "`text`), or use a chat template that writes calls in one of the forms "
+            f"{', '.join(FORMAT_NAMES)}."
         )
     return tool_format
 

@@ -31,6 +31,7 @@ SUPPORTS = frozenset(
         "model.device",
         "model.dtype",
         "model.trust_remote_code",
+        "model.tool_form",
         "model.vision",
         "optimizer.name",
         "optimizer.muon_dtype",
