@@ -70,7 +70,6 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "unknown architecture": (_edited("config.json", model_type="nobody"), r"config\.json cannot be used"),
     "no architecture": (_edited("config.json", model_type=None), r"config\.json cannot be used"),
     "no tokenizer": (_without("tokenizer.json"), r"no tokenizer \(tokenizer\.json"),
-    "no chat template": (_edited("tokenizer_config.json", chat_template=None), "no chat template"),
     "tokenizer settings are no JSON": (
         _written("tokenizer_config.json", "{"),
         r"tokenizer_config\.json is not valid JSON",

@@ -46,6 +46,8 @@ class Asked:
     """Data type of the model on the built-in engine; `auto` is float32."""
     tool_form: str = AUTO
     """How tools are offered to a model that is here: one of TOOL_FORMS."""
+    chat_template: str = ""
+    """A chat template in place of the model's own: a name, or a file."""
     trust_remote_code: bool = False
     """Whether Python that the model's directory brings along may run."""
     judge: ModelPlace | None = None

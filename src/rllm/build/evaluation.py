@@ -38,6 +38,7 @@ from rllm.eval.task_facts import task_facts
 from rllm.eval.tasks import NUM_TASKS, benchmark_tasks, benchmark_world, source_facts
 from rllm.integrations.task_program import PAYS_ITSELF, TEST
 from rllm.integrations.task_programs import task_program
+from rllm.models.named_templates import NAMES, chat_template_named
 from rllm.rewards.evaluator import Evaluator, as_evaluator
 from rllm.types.messages import SamplingParams
 from rllm.types.task import tasks_of
@@ -113,11 +114,16 @@ def prepare(request: Asked) -> Prepared:
     if request.place.is_server and not request.place.name:
         raise ConfigError(f"Say with --model by which name {request.place.base_url} knows the model.")
     if request.place.is_server:
-        for flag, value in (("--dtype", request.dtype), ("--tool-form", request.tool_form)):
-            if value != AUTO:
+        flags = {
+            "dtype": request.dtype,
+            "tool-form": request.tool_form,
+            "chat-template": request.chat_template,
+        }
+        for flag, value in flags.items():
+            if value not in ("", AUTO):
                 raise ConfigError(
-                    f"{flag} is {value}, and {request.place.title} answers as its server was started; leave "
-                    "it out."
+                    f"--{flag} is {value}, and {request.place.title} answers as its server was started; "
+                    "leave it out."
                 )
     return _prepare_program(request) if request.program else _prepare_benchmark(request)
 
@@ -261,6 +267,7 @@ def _common(request: Asked, judge: ChosenJudge, rows: Sequence[Any]) -> dict[str
         "seed": request.seed,
         "dtype": "" if request.dtype in ("auto", "float32") else request.dtype,
         "tool_form": "" if request.tool_form == AUTO else request.tool_form,
+        "chat_template": _template_name(request.chat_template),
         "rllm": version(),
     }
 
@@ -314,6 +321,14 @@ def _ways(request: Asked, max_tokens: int) -> dict[str, SamplingParams | None]:
         "sampled": SamplingParams(temperature=1.0, max_tokens=max_tokens),
         "greedy": SamplingParams(temperature=0.0, max_tokens=max_tokens),
     }
+
+
+def _template_name(chat_template: str) -> str:
+    """The name of a chosen chat template, with the hash of its text where it is a file."""
+    if not chat_template or chat_template in NAMES:
+        return chat_template
+    text = chat_template_named(chat_template, begins_texts=False)
+    return f"{chat_template} ({hash_of(text)})"
 
 
 def _model_facts(request: Asked) -> tuple[str, str]:

@@ -184,8 +184,10 @@ def _local(request: Asked, config: TrainConfig, asks_questions: bool) -> ModelCl
         device=config.model.device,
         dtype=dtype_named(request.dtype),
         tool_form=request.tool_form,
+        chat_template=request.chat_template,
         trust_remote_code=request.trust_remote_code,
     )
+    model.tokenizer.require_chat_template()
     room = MAX_EVAL_CONTEXT if asks_questions else config.inference.max_context
     return local_client(model, config.inference, max_context=min(model.max_positions, room))
 
@@ -197,6 +199,7 @@ def _client_here(request: Asked) -> Any:
         threads=request.threads,
         dtype=request.dtype,
         tool_form=request.tool_form,
+        chat_template=request.chat_template,
         trust_remote_code=request.trust_remote_code,
     )
 
@@ -207,6 +210,7 @@ def program_client(
     threads: int = 0,
     dtype: str = "auto",
     tool_form: str = AUTO,
+    chat_template: str = "",
     trust_remote_code: bool = False,
 ) -> Any:
     """The built-in engine for a program: of a run as it was trained, otherwise as programs are by default."""
@@ -225,6 +229,7 @@ def program_client(
         device=config.model.device,
         dtype=dtype_named(dtype),
         tool_form=tool_form,
+        chat_template=chat_template,
         trust_remote_code=trust_remote_code,
     )
     inference = replace(config.inference, lockstep=False)

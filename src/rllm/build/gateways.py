@@ -303,6 +303,7 @@ async def model_gateway(
     device: str = "cpu",
     dtype: str = "auto",
     tool_form: str = AUTO,
+    chat_template: str = "",
     trust_remote_code: bool = False,
     threads: int = 0,
     num_slots: int = 64,
@@ -340,6 +341,7 @@ async def model_gateway(
             device=device,
             dtype=dtype_named(dtype),
             tool_form=tool_form,
+            chat_template=chat_template,
             trust_remote_code=trust_remote_code,
         )
         client = local_client(

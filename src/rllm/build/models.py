@@ -174,6 +174,7 @@ def model_description(directory: Path, *, trust_remote_code: bool = False) -> di
         "by_row": model.model.by_row,
         "row": architecture_row(str(model.config.get("model_type"))),
         "incremental_template": model.template_is_incremental,
+        "chat_template": model.tokenizer.has_chat_template,
         "tools": _tools_of(model),
     }
 

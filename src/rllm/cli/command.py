@@ -161,6 +161,14 @@ tool_form_option = click.option(
 )
 
 
+chat_template_option = click.option(
+    "--chat-template",
+    default="",
+    metavar="plain|chatml|FILE",
+    help="Chat template of a base model, which has none, or one in place of the model's own.",
+)
+
+
 def example(*lines: str) -> str:
     """An epilog that shows what to type, line by line as it is."""
     return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])

@@ -10,7 +10,16 @@ from rllm.build.configs import ProgramNames, is_program
 from rllm.build.judges import judge_place
 from rllm.build.providers import ModelPlace, resolve_model
 from rllm.build.sampling import assignments_of
-from rllm.cli.command import WordChoice, argument, json_option, option, shared, tool_form_option, trust_option
+from rllm.cli.command import (
+    WordChoice,
+    argument,
+    chat_template_option,
+    json_option,
+    option,
+    shared,
+    tool_form_option,
+    trust_option,
+)
 from rllm.config.schema import DTYPES
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.report import Prices, require_ks
@@ -123,6 +132,7 @@ class EvalOptions:
         "instructions for it and changes some answers.  [default: float32]",
     )
     tool_form: str = shared(tool_form_option)
+    chat_template: str = shared(chat_template_option)
     trust_remote_code: bool = shared(trust_option)
     prompt_price: float = option(
         "--prompt-price", type=float, default=0.0, help="Of a million prompt tokens, to tell the cost."
@@ -176,6 +186,7 @@ class EvalOptions:
             threads=self.threads,
             dtype=self.dtype,
             tool_form=self.tool_form,
+            chat_template=self.chat_template,
             trust_remote_code=self.trust_remote_code,
             judge=self.judge,
             select=self.select,

@@ -17,6 +17,7 @@ from rllm.cli.command import Group, example, json_option, print_json, trust_opti
 from rllm.cli.model_setup import list_models, remove, setup, show, swap, test
 from rllm.cli.terminal import facts, out, print_next, table
 from rllm.errors import ArchitectureError
+from rllm.models.named_templates import NAMES
 
 
 @click.group("model", cls=Group)
@@ -175,9 +176,23 @@ _TOOLS = {
 """What a form of tools is, in words."""
 
 
+def _tools_in_words(tools: dict[str, str]) -> str:
+    return f"{_TOOLS[tools['form']]}; calls: {tools['calls']}"
+
+
+def _template_in_words(description: dict[str, Any]) -> str:
+    if not description["chat_template"]:
+        return (
+            "none, as of a base model: /v1/completions works as it is; eval, train and chat need "
+            f"--chat-template {'|'.join(NAMES)}|FILE"
+        )
+    if description["incremental_template"]:
+        return "incremental: a conversation is one token row"
+    return "not incremental: it rewrites earlier turns, so every turn is a segment of its own"
+
+
 def _print_description(description: dict[str, Any]) -> None:
     ends = ", ".join(f"{text} ({token})" for token, text in description["end_tokens"].items())
-    incremental = description["incremental_template"]
     console = out()
     console.print(description["model"], style="bold", soft_wrap=True)
     console.print(
@@ -210,13 +225,8 @@ def _print_description(description: dict[str, Any]) -> None:
                     else "transformers' own code, through the same engine: as exact, and slower",
                 ),
                 ("sampled, trained, exported", description["row"]),
-                (
-                    "chat template",
-                    "incremental: a conversation is one token row"
-                    if incremental
-                    else "not incremental: it rewrites earlier turns, so every turn is a segment of its own",
-                ),
-                ("tools", f"{_TOOLS[description['tools']['form']]}; calls: {description['tools']['calls']}"),
+                ("chat template", _template_in_words(description)),
+                *([("tools", _tools_in_words(description["tools"]))] if description["chat_template"] else []),
             ]
         )
     )

@@ -26,6 +26,7 @@ from rllm.cli.command import (
     Group,
     WordChoice,
     argument,
+    chat_template_option,
     example,
     json_option,
     option,
@@ -285,6 +286,7 @@ class ModelOptions:
     )
     allowed_media_domains: str = shared(media_domains_option)
     tool_form: str = shared(tool_form_option)
+    chat_template: str = shared(chat_template_option)
     trust_remote_code: bool = shared(trust_option)
 
 
@@ -312,6 +314,7 @@ def model(options: ModelOptions, **address: Any) -> None:
             device=options.device,
             dtype=options.dtype,
             tool_form=options.tool_form,
+            chat_template=options.chat_template,
             trust_remote_code=options.trust_remote_code,
             threads=options.threads,
             num_slots=options.num_slots,

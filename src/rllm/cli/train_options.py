@@ -26,6 +26,7 @@ KEY_OF_FLAG = {
     "threads": "threads",
     "dtype": "inference.dtype",
     "tool_form": "model.tool_form",
+    "chat_template": "model.chat_template",
 }
 KEY_OF_SAMPLING = {
     "temperature": "rollout.temperature",
@@ -124,6 +125,11 @@ class TrainOptions:
         type=WordChoice(TOOL_FORMS),
         help="How tools are offered: native, by the chat template, or as text: `model.tool_form`.  [default: "
         "text where the template has no tools]",
+    )
+    chat_template: str | None = option(
+        "--chat-template",
+        metavar="plain|chatml|FILE",
+        help="Chat template of a base model, which has none: `model.chat_template`.",
     )
     sampling: tuple[str, ...] = option(
         "--sampling",

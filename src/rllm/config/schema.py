@@ -71,6 +71,9 @@ class ModelConfig:
     tool_form: str = "auto"
     """How tools are offered to the model: `native`, by its chat template; `text`, described in the system
     message, with calls read from what it writes; or `auto`, which is text where the template has no tools."""
+    chat_template: str = ""
+    """A chat template in place of the model's own, for base models, which have none: `plain`, `chatml`, or
+    the path of a template. The trained model keeps it."""
     vision: str = FROZEN
     """Whether the part of a vision-language model that turns images into vectors learns as well: `frozen`,
     `train`, or `lora`, an adapter on it too (`lora.rank` > 0). Image tokens are never trained on."""

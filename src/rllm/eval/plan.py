@@ -17,7 +17,17 @@ KIND = "eval"
 _MAY_DIFFER = ("rllm", "source", "settings")
 """Said in the stamp, and no reason to begin anew; what `settings` change, the hashes and limits tell."""
 
-_CONDITIONS = ("agent", "evaluator", "judge_model", "max_turns", "attempts", "seed", "dtype", "tool_form")
+_CONDITIONS = (
+    "agent",
+    "evaluator",
+    "judge_model",
+    "max_turns",
+    "attempts",
+    "seed",
+    "dtype",
+    "tool_form",
+    "chat_template",
+)
 """Keys of a stored plan that move a score, whatever the model; tasks are compared one by one."""
 
 
@@ -44,6 +54,8 @@ class EvaluationPlan:
     """The data type of the model on the built-in engine, where it is not float32."""
     tool_form: str = ""
     """How tools are offered to a model that is here, where it was chosen: `native` or `text`."""
+    chat_template: str = ""
+    """The chat template that was chosen in place of the model's own."""
     dataset_hash: str = ""
     model_hash: str = ""
     """The hash of the weights; empty for a server, which does not tell."""
@@ -68,7 +80,7 @@ class EvaluationPlan:
         values = {
             name: getattr(self, name) for name in self.__dataclass_fields__ if name not in structured_fields
         }
-        for name in ("skipped", "dtype", "tool_form"):
+        for name in ("skipped", "dtype", "tool_form", "chat_template"):
             if not values[name]:
                 del values[name]
         ways = {name: None if way is None else asdict(way) for name, way in self.ways.items()}

@@ -280,7 +280,7 @@ class RolloutEngine:
             conversation.tree = ConversationTree(renderer)
         turn = conversation.tree.begin(messages, tools)
         room = min(meter.allow(len(turn.prompt_ids)), _room_in_context(client, len(turn.prompt_ids)))
-        params = _limit(sampling, room)
+        params = renderer.with_stops(_limit(sampling, room))
         output = await self._until_answered(
             lambda: client.generate_ids(turn.prompt_ids, params), sampling.seed
         )

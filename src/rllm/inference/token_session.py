@@ -24,7 +24,8 @@ class TokenSession(ModelSession):
     ) -> ModelOutput:
         """Raises ContextLengthError, before anything is encoded, for a message that cannot fit."""
         require_may_fit(messages, self.client.renderer, self.client.max_context)
-        output = await self.respond_to_ids(self.conversation.prompt(messages, tools), sampling)
+        params = self.client.renderer.with_stops(sampling)
+        output = await self.respond_to_ids(self.conversation.prompt(messages, tools), params)
         if tools:
             read_into(output, parsed_text(output.text, self.client.renderer, tools))
         self.conversation.record(output.completion_ids, *as_it_may_come_back(output))

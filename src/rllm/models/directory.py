@@ -129,9 +129,11 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
     tool_form: str = AUTO,
+    chat_template: str = "",
 ) -> LoadedModel:
     """`trust_remote_code`: whether Python that the directory brings along may run, where transformers has
     none of its own for the model. `tool_form`: how tools are offered, one of TOOL_FORMS.
+    `chat_template`: one in place of the directory's own, see `HuggingFaceTokenizer`.
 
     Raises ModelDirectoryError naming the missing or broken file, ConfigError for a device that is not there.
     """
@@ -143,7 +145,12 @@ def load_model(
         raise ModelDirectoryError(f"{directory / 'config.json'} {error}") from error
     if shape is None and not trust_remote_code:
         require_no_code(directory, config)
-    tokenizer = HuggingFaceTokenizer(directory, trust_remote_code=trust_remote_code, tool_form=tool_form)
+    tokenizer = HuggingFaceTokenizer(
+        directory,
+        trust_remote_code=trust_remote_code,
+        tool_form=tool_form,
+        chat_template=chat_template,
+    )
     weights = _read_weights(directory)
     end_token_ids = _end_token_ids(directory, config, tokenizer)
     if shape is not None:
@@ -304,6 +311,8 @@ def save_model(
         for path in sorted(model.directory.iterdir())
         if path.name in KEPT_FILES or path.suffix in suffixes
     }
+    if model.tokenizer.chosen_template:
+        files["chat_template.jinja"] = model.tokenizer.chosen_template.encode()
     weights = weights_with_output_layer(model) if with_output_layer else model.model.state_dict_hf()
     dtype = next(iter(weights.values())).dtype  # of the weights as they are now, whatever they were read from
     # An earlier name of `dtype`, which would then contradict it.
@@ -477,8 +486,8 @@ def _end_token_ids(
     generation = directory / "generation_config.json"
     end_ids = json_object(generation).get("eos_token_id") if generation.is_file() else None
     ids: list[int] = []
-    # The three may name different tokens, and an answer may end with any of them.
-    for value in (end_ids, config.get("eos_token_id"), tokenizer.end_token_id):
+    # The four may name different tokens, and an answer may end with any of them.
+    for value in (end_ids, config.get("eos_token_id"), tokenizer.end_token_id, tokenizer.end_of_turn_id):
         ids += value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(each) is int and each >= 0 for each in ids):
         raise ModelDirectoryError(

@@ -10,6 +10,7 @@ from typing import Any, Self
 from rllm.errors import ConfigError, MissingExtraError, ModelDirectoryError
 from rllm.models.chat_template import render_template
 from rllm.models.foreign import code_refused, json_object, own_class, require_plain_files
+from rllm.models.named_templates import NAMES, chat_template_named, end_of_answer
 from rllm.models.tokenizer_file import tokenizer_file
 from rllm.rendering.images import ImageReader
 from rllm.rendering.text_tools import with_tools_as_text
@@ -42,10 +43,18 @@ class HuggingFaceTokenizer:
 
     Encodes and decodes with the Rust tokenizer inside, which is several times faster. `trust_remote_code`:
     whether Python that the directory brings along may run. `tool_form`: one of TOOL_FORMS; raises ConfigError
-    for `native` where the chat template has no tools.
+    for `native` where the chat template has no tools. `chat_template`: a name of `named_templates`, or a
+    file; empty takes the directory's own. Without any, texts are encoded and conversations refused.
     """
 
-    def __init__(self, directory: Path, *, trust_remote_code: bool = False, tool_form: str = AUTO) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        trust_remote_code: bool = False,
+        tool_form: str = AUTO,
+        chat_template: str = "",
+    ) -> None:
         if not any(
             (directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")
         ):
@@ -76,11 +85,17 @@ class HuggingFaceTokenizer:
         self._template_variables: dict[str, Any] = {}
         self.images: ImageReader | None = None
         self._reads_parts_alone = False
-        if not self._tokenizer.chat_template:
-            raise ModelDirectoryError(
-                f"The tokenizer in {directory} has no chat template; add `chat_template` to "
-                "tokenizer_config.json."
-            )
+        self.chosen_template = ""
+        """The text of the template that replaces the directory's own."""
+        if chat_template:
+            self.chosen_template = chat_template_named(chat_template, begins_texts=bool(self.begin_text))
+            self._tokenizer.chat_template = self.chosen_template
+        end = end_of_answer(self._tokenizer.chat_template or "")
+        end_ids = self.encode(end) if end else []
+        self.end_of_turn_id = end_ids[0] if len(end_ids) == 1 else None
+        """The token that ends an answer in a named template."""
+        self.stop_texts = (end,) if len(end_ids) > 1 else ()
+        """Texts that end an answer in a named template, where no token does."""
         self._tool_form = tool_form
         if tool_form == NATIVE:
             required_tool_format(self)
@@ -91,6 +106,27 @@ class HuggingFaceTokenizer:
         text = self.apply_template([{"role": "user", "content": _PROBE}], add_generation_prompt=False)
         # Some templates print content only where it is a list of parts.
         self._reads_parts_alone = _PROBE not in text
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def require_chat_template(self) -> None:
+        """Raises ModelDirectoryError for a model without a chat template, which knows no conversations."""
+        if not self.has_chat_template:
+            raise ModelDirectoryError(
+                f"The tokenizer in {self._directory} has no chat template, as base models have none: choose "
+                f"one with --chat-template {'|'.join(NAMES)}|FILE (`model.chat_template`)."
+            )
+
+    @cached_property
+    def begin_text(self) -> str:
+        """The token that the tokenizer begins every text with; empty for none."""
+        bos_id = self._tokenizer.bos_token_id
+        if bos_id is None:
+            return ""
+        ids = self._tokenizer.encode("x") if self._fast is None else self._fast.encode("x").ids
+        return self._tokenizer.special_tokens_map["bos_token"] if ids[:1] == [bos_id] else ""
 
     @property
     def max_token_chars(self) -> int:
@@ -120,7 +156,7 @@ class HuggingFaceTokenizer:
     @cached_property
     def tool_form(self) -> str:
         """The way in which tools are offered: `native`, by the chat template, or `text`."""
-        if self._tool_form != AUTO:
+        if self._tool_form != AUTO or not self.has_chat_template:
             return self._tool_form
         native = copy.copy(self)
         native._tool_form = NATIVE
@@ -150,6 +186,7 @@ class HuggingFaceTokenizer:
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """Raises ConfigError when the chat template refuses the messages, is broken, or exceeds a limit."""
+        self.require_chat_template()
         uses_tools = tools or any(m.get("role") == "tool" or m.get("tool_calls") for m in messages)
         if uses_tools and self.tool_form == TEXT:
             messages = with_tools_as_text(messages, tools or (), takes_system=self._takes_system)

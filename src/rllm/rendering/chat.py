@@ -14,12 +14,12 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.rendering.answers import CLOSE_THINK, OPEN_THINK
 from rllm.rendering.images import with_patches
 from rllm.rendering.template import as_template_sees
@@ -33,7 +33,7 @@ from rllm.rendering.tools import (
     probe_call,
     tool_format_of,
 )
-from rllm.types.messages import Message
+from rllm.types.messages import Message, SamplingParams
 from rllm.types.prefix import Prefix
 
 __all__ = ["ChatRenderer", "Conversation", "SegmentReason", "TextTokenizer"]
@@ -70,7 +70,12 @@ class ChatRenderer:
         self._plain = lru_cache(maxsize=4_096)(self._plain_uncached)
         self._long = _LongTexts(tokenizer)
         self._appends = lru_cache(maxsize=256)(self._appends_uncached)
-        self.incremental = self._is_incremental()
+        self.stop_texts: tuple[str, ...] = getattr(tokenizer, "stop_texts", ())
+        """Texts that end an answer, of models that have no token for that."""
+        try:
+            self.incremental = self._is_incremental()
+        except ModelDirectoryError:  # no chat template: conversations are refused, texts are not
+            self.incremental = False
 
     @cached_property
     def tool_format(self) -> ToolFormat | None:
@@ -81,6 +86,17 @@ class ChatRenderer:
     def plain_format(self) -> PlainFormat:
         """The reading of answers where no tools are offered."""
         return plain_format_of(self.tokenizer)
+
+    def completion_ids(self, prompt: str) -> list[int]:
+        """Ids of a text that is to be continued, with the token that the tokenizer begins texts with."""
+        begin: str = getattr(self.tokenizer, "begin_text", "")
+        return self.tokenizer.encode(prompt if prompt.startswith(begin) else begin + prompt)
+
+    def with_stops(self, sampling: SamplingParams) -> SamplingParams:
+        """`sampling` for an answer in a conversation."""
+        if not self.stop_texts:
+            return sampling
+        return replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *self.stop_texts))))
 
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Ids of a whole conversation that asks for the next answer."""

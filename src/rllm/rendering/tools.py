@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.rendering.answers import (
     CLOSE_THINK,
     OPEN_THINK,
@@ -195,8 +195,11 @@ def required_tool_format(tokenizer: TextTokenizer) -> ToolFormat:
 
 def plain_format_of(tokenizer: TextTokenizer) -> PlainFormat:
     """The reading of answers when no tools are offered."""
-    prompt = tokenizer.apply_template([_ASK], add_generation_prompt=True)
     token_ids = _markup_tokens(tokenizer)
+    try:
+        prompt = tokenizer.apply_template([_ASK], add_generation_prompt=True)
+    except ModelDirectoryError:  # no chat template: texts alone are continued
+        return PlainFormat()
     probe: Message = {"role": "assistant", "content": "x"}
     try:
         text = tokenizer.apply_template([_ASK, probe], add_generation_prompt=False)

@@ -263,7 +263,7 @@ class LocalPolicy:
             return list(request.prompt)
         renderer = self._renderer_for(template_variables(request))
         if request.prompt is not None:
-            return renderer.tokenizer.encode(request.prompt)
+            return renderer.completion_ids(request.prompt)
         require_answerable(request, reads_images=self._reads_images)
         return renderer.render(request.messages, request.tools)
 
@@ -318,7 +318,7 @@ class LocalPolicy:
             room = min(room, request.tokens_left // request.n)
         params["max_tokens"] = min(params.get("max_tokens", room), room)
         try:
-            return SamplingParams(
+            sampling = SamplingParams(
                 **params,
                 stop=tuple(request.stop),
                 top_logprobs=request.top_logprobs if request.logprobs else 0,
@@ -326,6 +326,7 @@ class LocalPolicy:
             )
         except ValueError as error:
             raise RequestRefused(str(error)) from error
+        return sampling if request.prompt is not None else self.client.renderer.with_stops(sampling)
 
     # ---- sampling ------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ SUPPORTS = frozenset(
         "model.dtype",
         "model.trust_remote_code",
         "model.tool_form",
+        "model.chat_template",
         "model.vision",
         "optimizer.name",
         "optimizer.muon_dtype",
