@@ -38,6 +38,7 @@ from rllm.eval.report import Prices
 from rllm.eval.results import Result
 from rllm.store.run_directory import is_run
 from rllm.tracking.console import readable_seconds
+from rllm.types.tool_forms import AUTO
 
 ROOT = Path("evals")
 LINE_EVERY_S = 10.0
@@ -226,6 +227,9 @@ def _name_of(request: Asked) -> str:
         "evaluator": "" if request.program else request.evaluator,
         "judge": request.judge.name if request.judge else "",
         "seed": request.seed or None,
+        "dtype": "" if request.dtype in ("auto", "float32") else request.dtype,
+        "tools": "" if request.tool_form == AUTO else request.tool_form,
+        "template": Path(request.chat_template).name,
     }
     parts = [f"{name}{value}" for name, value in identity.items() if value not in ("", None)]
     return re.sub(r"[^\w.=+-]+", "_", "-".join([label, *parts]))[:180]
