@@ -159,6 +159,7 @@ def model_description(directory: Path, *, trust_remote_code: bool = False) -> di
     from rllm.models.architectures import architecture_row
     from rllm.models.decoder import Decoder
     from rllm.models.directory import load_model
+    from rllm.models.named_templates import NAMES
 
     model = load_model(directory, trust_remote_code=trust_remote_code)
     return {
@@ -175,6 +176,7 @@ def model_description(directory: Path, *, trust_remote_code: bool = False) -> di
         "row": architecture_row(str(model.config.get("model_type"))),
         "incremental_template": model.template_is_incremental,
         "chat_template": model.tokenizer.has_chat_template,
+        "named_templates": list(NAMES),
         "tools": _tools_of(model),
     }
 

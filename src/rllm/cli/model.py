@@ -17,7 +17,6 @@ from rllm.cli.command import Group, example, json_option, print_json, trust_opti
 from rllm.cli.model_setup import list_models, remove, setup, show, swap, test
 from rllm.cli.terminal import facts, out, print_next, table
 from rllm.errors import ArchitectureError
-from rllm.models.named_templates import NAMES
 
 
 @click.group("model", cls=Group)
@@ -184,7 +183,7 @@ def _template_in_words(description: dict[str, Any]) -> str:
     if not description["chat_template"]:
         return (
             "none, as of a base model: /v1/completions works as it is; eval, train and chat need "
-            f"--chat-template {'|'.join(NAMES)}|FILE"
+            f"--chat-template {'|'.join(description['named_templates'])}|FILE"
         )
     if description["incremental_template"]:
         return "incremental: a conversation is one token row"
