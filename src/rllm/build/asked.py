@@ -45,7 +45,7 @@ class Asked:
     dtype: str = "auto"
     """Data type of the model on the built-in engine; `auto` is float32."""
     tool_form: str = AUTO
-    """How tools are offered to a model that is here: one of TOOL_FORMS."""
+    """Form in which tools are offered to a model that is here: one of TOOL_FORMS."""
     chat_template: str = ""
     """A chat template in place of the model's own: a name, or a file."""
     trust_remote_code: bool = False

@@ -182,7 +182,7 @@ def model_description(directory: Path, *, trust_remote_code: bool = False) -> di
 
 
 def _tools_of(model: "LoadedModel") -> dict[str, str]:
-    """How tools are offered to the model, and in which form it writes calls."""
+    """Return the form in which tools are offered to the model, and the one in which it writes calls."""
     from rllm.rendering.tools import tool_format_of
 
     calls = tool_format_of(model.tokenizer)

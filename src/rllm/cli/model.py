@@ -172,7 +172,7 @@ _TOOLS = {
     "native": "native, by the chat template",
     "text": "text, in the system message: the chat template has none",
 }
-"""What a form of tools is, in words."""
+"""Each form of tools in words."""
 
 
 def _tools_in_words(tools: dict[str, str]) -> str:

@@ -53,7 +53,7 @@ class EvaluationPlan:
     dtype: str = ""
     """The data type of the model on the built-in engine, where it is not float32."""
     tool_form: str = ""
-    """How tools are offered to a model that is here, where it was chosen: `native` or `text`."""
+    """Form in which tools are offered to a model that is here, where it was chosen: `native` or `text`."""
     chat_template: str = ""
     """The chat template that was chosen in place of the model's own."""
     dataset_hash: str = ""

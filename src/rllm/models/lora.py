@@ -197,27 +197,32 @@ def twin_of(model: nn.Module) -> Any:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in frozen})
 
 
-def sampler_twin(loaded: LoadedModel, dtype: torch.dtype, frozen: dict[int, Tensor]) -> LoadedModel:
-    """The same model with parameters of its own in another data type, to be sampled from.
+def sampler_twins(models: Mapping[str, LoadedModel], dtype: torch.dtype) -> dict[str, LoadedModel]:
+    """The same models with parameters of their own in another data type, to be sampled from.
 
-    An adapter stays in float32, whatever its base is. `frozen` has the casts of weights that nothing changes,
-    by the id of the original, so that adapters to one base share one cast of it; it is added to.
+    An adapter stays in float32, whatever its base is. Adapters to one base share one cast of it.
     """
+    frozen: dict[int, Tensor] = {}
+    return {name: _sampler_twin(model, dtype, frozen) for name, model in models.items()}
+
+
+def _sampler_twin(model: LoadedModel, dtype: torch.dtype, frozen: dict[int, Tensor]) -> LoadedModel:
+    """`frozen` has the casts of weights that nothing changes, by the id of the original; it is added to."""
     casts: dict[int, Tensor] = {}
-    for tensor in chain(loaded.model.parameters(), loaded.model.buffers()):
+    for tensor in chain(model.model.parameters(), model.model.buffers()):
         is_trained = tensor.requires_grad
         if not tensor.is_floating_point():
             casts[id(tensor)] = tensor
         elif is_trained or id(tensor) not in frozen:
-            own_dtype = tensor.dtype if is_trained and loaded.base is not None else dtype
-            copied = tensor.detach().to(own_dtype, copy=True)
+            own_dtype = tensor.dtype if is_trained and model.base is not None else dtype
+            own = tensor.detach().to(own_dtype, copy=True)
             is_parameter = isinstance(tensor, nn.Parameter)
-            casts[id(tensor)] = nn.Parameter(copied, requires_grad=False) if is_parameter else copied
+            casts[id(tensor)] = nn.Parameter(own, requires_grad=False) if is_parameter else own
             if not is_trained:
                 frozen[id(tensor)] = casts[id(tensor)]
         else:
             casts[id(tensor)] = frozen[id(tensor)]
-    return replace(loaded, model=copy.deepcopy(loaded.model, casts))
+    return replace(model, model=copy.deepcopy(model.model, casts))
 
 
 def _projections(model: Decoder) -> nn.Module:

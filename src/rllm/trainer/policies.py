@@ -12,12 +12,10 @@ made is in `models/NAME/` as well, merged, and in `adapter/` or `adapters/NAME/`
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-from torch import Tensor
 
 from rllm.config.optimizer import OptimizerConfig
 from rllm.config.schema import FROZEN, TrainConfig
@@ -37,7 +35,7 @@ from rllm.models.directory import (
     write_index,
     write_part,
 )
-from rllm.models.lora import sampler_twin, save_adapter, with_adapter, with_base_in_4_bits
+from rllm.models.lora import sampler_twins, save_adapter, twin_of, with_adapter, with_base_in_4_bits
 from rllm.rendering.chat import ChatRenderer
 from rllm.trainer.backends.base import TrainingBackend, refuse_unsupported
 from rllm.trainer.backends.named import backend_kind, service_kind
@@ -185,7 +183,7 @@ def make_policies(
     """The policies that learn on `models`.
 
     `publish`: what a policy's sampler is told after an update, by policy; without it nobody samples.
-    `samplers`: copies in another data type, by policy, which are sampled from; see `sampler_models`.
+    `samplers`: the copies that are sampled from, by policy, where there are some; see `sampler_models`.
     `teacher`: for a `distill.divergence` over the whole vocabulary. Raises ConfigError for a key that the
     backend would ignore.
     """
@@ -207,7 +205,6 @@ def make_policies(
                 "publish": tell,
                 "config": optimizer,
                 "ranks": ranks,
-                "has_twin": config.schedule.steps_ahead > 0,
                 "sampled_model": samplers[name].model if name in samplers else None,
                 "value_head": config.critic.trunk == "shared" and config.needs_critic(name),
             }
@@ -371,12 +368,15 @@ def load_initial_models(config: TrainConfig, run: Path, ranks: RankGroup = ALONE
 
 
 def sampler_models(config: TrainConfig, models: Mapping[str, LoadedModel]) -> dict[str, LoadedModel]:
-    """Copies of `models` that the built-in engine samples from, where `inference.dtype` is another data type
-    than the trainer's; none where it samples from the trainer's own weights."""
-    if not config.casts_weights:
+    """Copies of `models` to sample from: in the sampler's data type where that is another one, and in the same
+    where the sampler goes on during an update. None where it samples from the trainer's own weights."""
+    if service_kind(config.backend) is not None:
         return {}
-    dtype, frozen = dtype_named(config.sampler_type), dict[int, Tensor]()
-    return {name: sampler_twin(model, dtype, frozen) for name, model in models.items()}
+    if config.casts_weights:
+        return sampler_twins(models, dtype_named(config.sampler_type))
+    if config.schedule.steps_ahead:
+        return {name: replace(model, model=twin_of(model.model)) for name, model in models.items()}
+    return {}
 
 
 def _require_vision(path: str, has_vision: bool, vision: str, rank: int) -> None:

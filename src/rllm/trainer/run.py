@@ -255,7 +255,8 @@ class TrainingRun:
         async with AsyncExitStack() as open_until_done:
             clients: dict[str, PolicyClient] = {}
             samplers = sampler_models(config, models)
-            for name, model in (models | samplers).items():
+            sampled_models = models | samplers
+            for name, model in sampled_models.items():
                 clients[name] = await open_until_done.enter_async_context(
                     open_client(config, name, model, directory.path)
                 )
@@ -268,7 +269,7 @@ class TrainingRun:
                 directory.write_config(config_dict(config))
             encodings = EncodedEpisodes()
             engine, cluster = await open_until_done.enter_async_context(
-                episode_engine(config, self.player, models, clients, directory.path, ranks, encodings)
+                episode_engine(config, self.player, sampled_models, clients, directory.path, ranks, encodings)
             )
             learner = self.make_learner(
                 models, {name: each.publish for name, each in clients.items()}, samplers
@@ -380,7 +381,7 @@ class TrainingRun:
         samplers: "Mapping[str, LoadedModel]" = MappingProxyType({}),
     ) -> "Learner":
         """A learner on `models`; `publish` tells the sampler of a policy that its weights have changed, of
-        which `samplers` has the copies in another data type."""
+        which `samplers` has the copies to sample from."""
         from rllm.trainer.critic import make_critics
         from rllm.trainer.learning import Learner
         from rllm.trainer.policies import make_policies, require_8_bits

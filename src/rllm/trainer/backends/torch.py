@@ -16,7 +16,6 @@ from rllm.algorithms.losses import Loss, TokenInputs
 from rllm.config.optimizer import OptimizerConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.models.batching import PackedBatch
-from rllm.models.lora import twin_of
 from rllm.trainer.backends.logprobs import Entropy, selected_logprobs, tokens_at_once
 from rllm.trainer.backends.packed import PackedUpdates, ValueHead, trained_tokens
 from rllm.trainer.backends.scoring import score_rows
@@ -57,9 +56,8 @@ class TorchBackend(PackedUpdates):
     """A `TrainingBackend` for a model in this process, or in each of several `ranks`.
 
     `publish` tells the sampler that the weights have changed. `value_head` puts a critic on the same trunk:
-    see `rllm.trainer.backends.critic`. With `has_twin` the learner has parameters of its own, which
-    publishing copies: `model` is sampled from during updates. `sampled_model` is a copy of `model` in another
-    data type, which is sampled from in its place; publishing casts the weights into it.
+    see `rllm.trainer.backends.critic`. `sampled_model` is a copy of `model`, perhaps in another data type,
+    that is sampled from in its place, also during updates; publishing writes the weights into it.
     """
 
     def __init__(
@@ -69,15 +67,12 @@ class TorchBackend(PackedUpdates):
         publish: Callable[..., None],
         config: OptimizerConfig | None = None,
         value_head: bool = False,
-        has_twin: bool = False,
         sampled_model: Any = None,
         share_prefixes: bool = True,
         ranks: RankGroup = ALONE,
     ) -> None:
-        # A sampler with weights of its own leaves the learner those of `model`.
-        has_twin = has_twin and sampled_model is None
         super().__init__(
-            twin_of(model) if has_twin else model,
+            model,
             config=config or OptimizerConfig(),
             share_prefixes=share_prefixes,
             ranks=ranks,
@@ -87,7 +82,6 @@ class TorchBackend(PackedUpdates):
         self._whole_model = model
         """The one that learns, or its whole twin."""
         self._sampled_model = model if sampled_model is None else sampled_model
-        self._has_twin = has_twin
 
     @property
     def supports(self) -> frozenset[str]:
@@ -114,7 +108,7 @@ class TorchBackend(PackedUpdates):
                 gather_into(self._whole_model, self.model)
         elif isinstance(self._weights, SplitWeights):
             self._weights.gather_into(self._whole_model, self.model)
-        if self._has_twin or self._sampled_model is not self._whole_model:
+        if self._sampled_model is not self._whole_model:
             self._publish(self.policy_version, self._write_to_sampler)
         else:
             self._publish(self.policy_version)
@@ -122,9 +116,8 @@ class TorchBackend(PackedUpdates):
 
     @torch.no_grad()
     def _write_to_sampler(self) -> None:
-        source = self.model if self._has_twin else self._whole_model
         targets = dict(self._sampled_model.named_parameters())
-        for name, parameter in source.named_parameters():
+        for name, parameter in self._whole_model.named_parameters():
             # Frozen parameters are the same tensors in both models.
             if parameter.requires_grad:
                 targets[name].copy_(parameter)
