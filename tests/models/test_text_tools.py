@@ -98,7 +98,6 @@ def test_a_template_without_tools_offers_them_as_text_and_reads_calls_back(
     assert json.loads(answer.calls[0].arguments) == {"word": "fjord", "limit": 1}
     prompt = renderer.text_that_asks([ASK], TOOLS)
     assert description_of(TOOLS) in prompt
-    assert '"description": "Look a word up.", "parameters": {' in prompt
     assert '{"name": "look_up", "arguments": {"word": "...", "limit": 1}}' in prompt
     assert "You are helpful." not in prompt
     text = renderer.text([ASK, CALL, RESULT], TOOLS)

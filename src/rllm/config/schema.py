@@ -69,8 +69,8 @@ class ModelConfig:
     """Run Python that the model's directory brings along, where transformers has none for the model. Read it
     first: it may do all that you may."""
     tool_form: str = "auto"
-    """Form in which tools are offered to the model: `native`, by its chat template; `text`, described in the system
-    message, with calls read from what it writes; or `auto`, which is text where the template has no tools."""
+    """Form in which tools are offered: `native`, by the model's chat template; `text`, described in the
+    system message, with calls read from what it writes; or `auto`, text where the template has no tools."""
     chat_template: str = ""
     """A chat template in place of the model's own, for base models, which have none: `plain`, `chatml`, or
     the path of a template. The trained model keeps it."""

@@ -17,10 +17,10 @@ divergence multiply a probability by a log-probability, and 0 · -inf is not a n
 
 def mask_unused_rows(model: nn.Module, token_ids: Collection[int]) -> None:
     """Let `model` give UNUSED_LOGIT to every id of its vocabulary that is not in `token_ids`."""
-    unused = sorted(set(range(model.vocab_size)) - set(token_ids))  # type: ignore[arg-type]
-    if unused:
+    ids = sorted(set(range(model.vocab_size)) - set(token_ids))  # type: ignore[arg-type]
+    if ids:
         device = next(model.parameters()).device
-        model.unused_ids = torch.tensor(unused, device=device)
+        model.unused_ids = torch.tensor(ids, device=device)
 
 
 def with_unused_rows_masked(logits_N_V: Tensor, unused_ids: Tensor | None) -> Tensor:
