@@ -7,6 +7,7 @@ What its scorers do as they are (0.1.25), and what is done about it: some evalua
 find numbers or moves anywhere in free text, one takes any text for True, one compares as many letters as the
 answer has, some raise on nonsense. So answers have to be the whole answer in the form that was asked for,
 scorers that compute what a model wrote run in a process that can be killed, and an exception means wrong.
+Where the data set has one right answer of one line, a text that states it as graders read it is right too.
 """
 
 import ast
@@ -21,7 +22,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rllm.errors import RewardError
-from rllm.rewards.extraction import final_text
+from rllm.rewards.extraction import Reading, final_text
+from rllm.rewards.stated_numbers import is_plain_number
+from rllm.rewards.text import ExactGrader
 from rllm.rewards.workers import WorkerPool, WorkerStatus
 
 if TYPE_CHECKING:
@@ -65,6 +68,11 @@ _APPLY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+_MAX_STATED_CHARS = 80
+"""The longest answer that is looked for in a sentence."""
+_HEDGE = re.compile(r"\bI (?:think|guess|believe|suppose)\b", re.IGNORECASE)
+_ENDS = " .,;:!*`\"'"
+_STATED = ExactGrader(reading=Reading.LENIENT)
 _PROBABILITY_TOLERANCE = 1e-3
 """Relative: the right answers reach down to 1e-5."""
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>[\s.]*\Z", re.DOTALL)
@@ -94,7 +102,31 @@ def answer_in(text: str) -> str | None:
 
 
 def score(name: str, dataset: "ProceduralDataset", entry: Mapping[str, Any], text: str) -> Score:
-    """Judge what a model wrote; `name`: the data set that the entry comes from."""
+    """Judge what a model wrote; `name`: the data set that the entry comes from.
+
+    An answer that is not all of the text counts where it is the one right answer, stated as graders read it.
+    """
+    verdict = _score_alone(name, dataset, entry, text)
+    if verdict.is_right or not _states(text, entry):
+        return verdict
+    return Score(is_right=True, partial=1.0, reason="right")
+
+
+def _states(text: str, entry: Mapping[str, Any]) -> bool:
+    """Return whether a text states the right answer, written as it is but for the case of letters."""
+    oracle = entry["answer"]
+    if not isinstance(oracle, str) or len(oracle) > _MAX_STATED_CHARS or "\n" in oracle.strip():
+        return False
+    if _HEDGE.search(text):
+        return False
+    grade = _STATED.grade(text, {"answer": oracle, "question": str(entry["question"])})
+    if not grade.is_correct or (" " in oracle and not grade.metadata["readings"]["strict"]):
+        return False
+    answer = grade.extracted or ""
+    return is_plain_number(oracle) or _fold(answer).strip(_ENDS) == _fold(oracle).strip(_ENDS)
+
+
+def _score_alone(name: str, dataset: "ProceduralDataset", entry: Mapping[str, Any], text: str) -> Score:
     answer = answer_in(text)
     if not answer:
         return Score(is_right=False, partial=0.0, reason="no answer")

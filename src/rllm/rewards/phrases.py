@@ -46,6 +46,7 @@ ANSWER_IS = re.compile(
     r"[ \t*_:：.]{0,8}(?=\n))"
     rf"|\\(?:text|textbf|mathbf|textit)\{{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*[:：=]?\s*\}}\s*[:：=]?"
     rf"|(?:{_ENGLISH}|{_ENGLISH_CHOICE}){_DECORATION}{_IS}"
+    rf"|(?:^|(?<=\n))output{_DECORATION}\s*[:：=]"
     rf"|{'|'.join(_ELSEWHERE)}",
     re.IGNORECASE,
 )
@@ -113,7 +114,8 @@ _HEDGED = re.compile(
 _COURTESY = re.compile(
     r"(?:\s|[*_>#-])*(?:i hope|hope (?:this|that|it)|let me know|feel free|please (?:let|feel)"
     r"|if you (?:have|need|want|would|'d)"
-    r"|happy to|glad to|good luck|great question|thank(?:s| you)|have a (?:great|nice|good)"
+    r"|happy to|glad to|i(?:[’']| a)m glad|p\.?\s?s\.|good luck|great question|thank(?:s| you)"
+    r"|have a (?:great|nice|good)"
     r"|is there anything|would you like"
     r"|do you (?:want|need)|q\.?e\.?d|∎|□|■|✓|✔|✅|🎉|😊|👍|🙂|cheers|you're welcome|don't hesitate"
     r"|any (?:other )?questions"

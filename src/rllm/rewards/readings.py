@@ -118,6 +118,8 @@ def stated_answer(answer: str, form: AnswerForm, *, thinks_first: bool = False) 
         return NoAnswer.UNFINISHED
     if not text:
         return NoAnswer.EMPTY
+    if text.endswith("####"):
+        return NoAnswer.UNFINISHED
     text = text[-MAX_READ_CHARS:]
     match = _mark(text, form.is_list)
     if match is None:
@@ -197,7 +199,7 @@ _COUNTER = re.compile(r"([-−]?[0-9][0-9,.]*)\s*[\u3040-\u9fff\uac00-\ud7af]{1,
 """A number with the word that counts in Chinese, Japanese or Korean."""
 _CLAUSE = re.compile(
     r"[,;(]?\s+(?:because|since|as\s+(?:it|the|we|this|shown|required)|which|where|so\s+that|given\s+that|because\s+of"
-    r"|i\.e\.|namely|when|after|car\s|porque|weil|puisque)\b|,\s*(?:not|because|since|as|and\s+(?:it|this|that|we|the|so))\b|，|,?\s*因为",
+    r"|i\.e\.|namely|when|after|car\s|porque|weil|puisque)\b|\s+and\s+it\s+is\b|,\s*(?:not|because|since|as|and\s+(?:it|this|that|we|the|so))\b|，|,?\s*因为",
     re.IGNORECASE,
 )
 UNIT_BEHIND = re.compile(
@@ -445,6 +447,7 @@ def _restatements(tail: str, form: AnswerForm) -> tuple[tuple[str, ...], ...]:
     return tuple(texts for texts in restatements if any(map(form.is_answer, texts)))
 
 
+_LIST_NUMBER = re.compile(r"[0-9]{1,2}[.)]")
 _PRONOUN = re.compile(r"(?:\A|[\s(*])(?:it|this|that|which|everything|all)\Z", re.IGNORECASE)
 _PROSE_SENTENCE = re.compile(r"(?<=[.!?。！？।])\s+|\n+|(?<=[。！？])")
 
@@ -457,6 +460,8 @@ def _last_words(text: str, is_answer: Callable[[str], bool]) -> Stated | None:
     if not sentences:
         return None
     last = sentences[-1].strip()[-_MAX_AFTERWARDS:]
+    if _LIST_NUMBER.fullmatch(last) and any(map(_LIST_NUMBER.match, sentences[:-1])):
+        return None  # an item that was begun
     if (
         refuses(text[-2_000:])
         or last.rstrip("*_ ").endswith(("?", "？"))

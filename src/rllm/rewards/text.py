@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from rllm.errors import ConfigError, choices_of
-from rllm.rewards.extraction import Mark, NoAnswer, Reading
+from rllm.rewards.extraction import Mark, NoAnswer, Reading, final_text
 from rllm.rewards.grade import Grade, gold_texts, require_answer, wrong
 from rllm.rewards.readings import (
     AnswerForm,
@@ -24,6 +24,13 @@ from rllm.rewards.readings import (
     require_reading,
     stated_answer,
     unread,
+)
+from rllm.rewards.stated_numbers import (
+    StatedBefore,
+    answered_equation,
+    is_plain_number,
+    only_number,
+    result_of_equation,
 )
 
 MAX_TEXT_CHARS = 50_000
@@ -49,11 +56,21 @@ _DAY_FIRST = re.compile(
 )
 _QUOTED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|operatorname|emph)\s*\{([^{}]*)\}")
 _CONNECTS = re.compile(
-    r"(?<![a-z])(?:it[’']s|is|are|was|were|be|by|in|at|on|from|to|of|as|called|named|:)\s+", re.IGNORECASE
+    r"(?<![a-z])(?:it[’']s|is|are|was|were|be|by|in|at|on|from|to|of|as|called|named|equals|:)\s+(?:indeed\s+)?",
+    re.IGNORECASE,
 )
 _SUBJECT = re.compile(r"(.{1,80}?)\s+(?:is|are|was|were)\s+(?:the|a|an|who|what|where)\b", re.IGNORECASE)
+_WHO = re.compile(r"\bwho(\s[^?]{3,200})\?", re.IGNORECASE)
 _VERDICT = re.compile(r"(yes|no|true|false)\s*[,.;:!—–-]", re.IGNORECASE)
 """The first word of a sentence that goes on to repeat it: "Yes, it is"."""
+_FINISHED = re.compile(r"[.!。)\]*\"”'`$]\Z")
+"""The end of a text that was not cut in the middle of a sentence."""
+_ABOUT_A_NUMBER = re.compile(r"-?[0-9.,]+ (?:is|was) an? (?!good|right|correct)")
+"""The begin of "12 is a classic example", which states no number."""
+_SEVERAL = re.compile(r"\n|[.!?]\s")
+"""The end of a sentence that another follows."""
+_FIRST_VERDICT = re.compile(r"(?:of course,? )?(yes|no|true|false)\s*[,.;:!—–-]", re.IGNORECASE)
+_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _MAX_STATED_WORDS = 12
 ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
 
@@ -177,7 +194,7 @@ class ExactGrader(TextGrader):
     def grade(self, answer: str, task: Mapping[str, Any]) -> Grade:
         """Raises RewardError for a row without a right answer."""
         require_answer(answer, self.name)
-        golds = gold_texts(task, self.name)
+        golds, question = gold_texts(task, self.name), str(task.get("question", ""))
         most_words = max(_MAX_STATED_WORDS, *(2 * len(gold.split()) for gold in golds))
         form = AnswerForm(is_answer=lambda text: 0 < len(text.split()) <= most_words)
         statement = stated_answer(answer, form, thinks_first=self.thinks_first)
@@ -189,6 +206,13 @@ class ExactGrader(TextGrader):
             and not any(each.endswith("?") for each in golds)
         ):
             return unread(NoAnswer.UNDECIDED)
+        is_numeric = self.score is exact_match and any(map(is_plain_number, golds))
+        if is_numeric:
+            statement = replace(
+                statement,
+                texts=_with_results(statement.texts),
+                restatements=tuple(map(_with_results, statement.restatements)),
+            )
         grade, reading = self._best(statement.texts, golds), statement.reading
         if not grade.is_correct and self.score is exact_match:
             in_order = self._best([_month_first(each) for each in statement.texts], _all_month_first(golds))
@@ -197,10 +221,20 @@ class ExactGrader(TextGrader):
                 statement = replace(
                     statement, restatements=tuple(map(_all_month_first, statement.restatements))
                 )
+        text = final_text(answer, thinks_first=self.thinks_first) or ""
         if statement.mark is Mark.WHOLE and not grade.is_correct and statement.alternative is not None:
             statement = statement.alternative
-            reading = statement.reading
-            grade = self._best(_in_sentence(statement.texts), golds)
+            texts = _in_sentence(statement.texts, question)
+            if is_numeric and _FINISHED.search(text):
+                texts = (*_with_results(texts), only_number(statement.texts[-1], question) or texts[-1])
+            if is_numeric and _ABOUT_A_NUMBER.match(statement.texts[-1]):
+                return unread(NoAnswer.NOT_MARKED)
+            is_all = is_numeric and _SEVERAL.search(text) is None
+            grade, reading = self._best(texts, golds), Reading.STRICT if is_all else statement.reading
+        if statement.mark in (Mark.WHOLE, Mark.PROSE) and not grade.is_correct:
+            elsewhere = answered_equation(text, question) if is_numeric else _verdict_first(text)
+            if elsewhere is not None:
+                grade, reading = self._best((elsewhere.text,), golds), elsewhere.reading
         is_restated = all(self._best(texts, golds).is_correct for texts in statement.restatements)
         if grade.is_correct and not is_restated:
             grade = wrong("different", grade.extracted)
@@ -214,6 +248,22 @@ class ExactGrader(TextGrader):
         return max((self.grade_text(way, golds) for way in ways), key=lambda grade: grade.score)
 
 
+def _with_results(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ways to read a statement, those that are equations also by their last side."""
+    return (*texts, *filter(None, map(result_of_equation, texts)))
+
+
+def _verdict_first(text: str) -> StatedBefore | None:
+    """Return the yes or no that a text begins with; None where it says the opposite as well."""
+    verdict = _FIRST_VERDICT.match(text)
+    if verdict is None:
+        return None
+    opposite = _OPPOSITES[verdict[1].lower()]
+    if re.search(rf"\b{opposite}\b", text, re.IGNORECASE):
+        return None
+    return StatedBefore(text=verdict[1], reading=Reading.LENIENT)
+
+
 def _month_first(text: str) -> str:
     """A date as "July 20, 1969", where it is "20 July 1969" or "the 20th of July, 1969"."""
     return _DAY_FIRST.sub(r"\2 \1, \3", text)
@@ -223,14 +273,18 @@ def _all_month_first(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(map(_month_first, texts))
 
 
-def _in_sentence(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """The predicate of a sentence, and its subject: "Rome is the capital", "… was made by Eve"."""
+def _in_sentence(texts: tuple[str, ...], question: str) -> tuple[str, ...]:
+    """The predicate of a sentence, and its subject: "Rome is the capital", "… was made by Eve".
+
+    Where the question is who made it, also "Eve made it".
+    """
     sentence = texts[-1][:400]
     rests = [sentence[match.end() :] for match in _CONNECTS.finditer(sentence)]
     if subject := _SUBJECT.match(sentence):
         rests.append(subject[1])
     if verdict := _VERDICT.match(sentence):
         rests.append(verdict[1])
+    rests += [sentence[: -len(who[1])] for who in _WHO.finditer(question) if sentence.endswith(who[1])]
     return (*texts, *rests)
 
 
