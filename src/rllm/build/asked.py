@@ -35,6 +35,10 @@ class Asked:
     """Places of the tasks that are measured; empty is all of them."""
     expression: str = ""
     """A filter over the fields of tasks; empty keeps all."""
+    few_shot: int = 0
+    """Number of worked examples before each question."""
+    likelihood: str = ""
+    """The reading by which choices are compared by their likelihood; empty asks the model."""
     attempts: int = 1
     sampling: Mapping[str, str] = field(default_factory=dict[str, str])
     """Fields of SamplingParams as text; empty measures the built-in engine sampled and greedy."""

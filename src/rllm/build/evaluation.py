@@ -16,7 +16,12 @@ from typing import Any
 from rllm.build.actors import Actor, actor_named, program_named
 from rllm.build.asked import Asked
 from rllm.build.configs import MAX_EVAL_TOKENS
-from rllm.build.evaluation_engines import agent_engine, program_engine, workflow_engine
+from rllm.build.evaluation_engines import (
+    agent_engine,
+    likelihood_engine,
+    program_engine,
+    workflow_engine,
+)
 from rllm.build.judges import ChosenJudge, judge_named, judge_of_benchmark
 from rllm.build.models import model_directory
 from rllm.build.presentation import presentation_of
@@ -30,12 +35,20 @@ from rllm.environments.world import World
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import Benchmark, benchmark_named
 from rllm.eval.evaluation import Evaluation
+from rllm.eval.few_shot import example_questions, with_examples
 from rllm.eval.judging import require_gradable, row_by_row, task_evaluator
+from rllm.eval.likelihood import PROMPT, WAY, likelihood_task
 from rllm.eval.plan import EvaluationPlan, hash_of, model_hash
 from rllm.eval.report import NO_PRICES, Prices, require_ks
 from rllm.eval.results import Result
 from rllm.eval.task_facts import task_facts
-from rllm.eval.tasks import NUM_TASKS, benchmark_tasks, benchmark_world, source_facts
+from rllm.eval.tasks import (
+    NUM_TASKS,
+    benchmark_tasks,
+    benchmark_world,
+    question_of_row,
+    source_facts,
+)
 from rllm.integrations.task_program import PAYS_ITSELF, TEST
 from rllm.integrations.task_programs import task_program
 from rllm.models.named_templates import NAMES, chat_template_named
@@ -141,6 +154,9 @@ async def evaluated(
 
 def _prepare_benchmark(request: Asked) -> Prepared:
     spec = benchmark_named(request.benchmark)
+    _require_questions(request, spec)
+    if request.likelihood:
+        return _prepare_likelihood(request, spec)
     _require_agent_of_software(request, spec)
     require_selectable(request, spec)
     presentation = presentation_of(request, spec)
@@ -188,6 +204,73 @@ def _prepare_benchmark(request: Asked) -> Prepared:
     )
 
 
+def _require_questions(request: Asked, spec: Benchmark) -> None:
+    """Raises ConfigError where worked examples or likelihoods are for questions alone."""
+    for flag, value in (("--few-shot", request.few_shot), ("--likelihood", request.likelihood)):
+        if value and not spec.asks_questions:
+            raise ConfigError(
+                f"{flag} is for questions from rows, and `{spec.name}` is a world; leave it out."
+            )
+
+
+def _prepare_likelihood(request: Asked, spec: Benchmark) -> Prepared:
+    """An evaluation that compares the choices of questions by their likelihood."""
+    _refuse_beside_likelihood(request)
+    split = request.split or spec.eval_split
+    examples = example_questions(spec, split, request.few_shot, request.seed) if request.few_shot else []
+
+    def as_task(benchmark: Benchmark, split: str, place: int, row: Any) -> dict[str, Any]:
+        return likelihood_task(
+            question_of_row(benchmark, split, place, row),
+            task_id=f"{benchmark.name}-{split}-{place}",
+            prompt=benchmark.likelihood_prompt or PROMPT,
+            answer=benchmark.likelihood_answer,
+            examples=examples,
+        )
+
+    tasks = request.chosen(benchmark_tasks(spec, split, request.num_read, as_task=as_task))
+    plan = EvaluationPlan(
+        name=spec.name,
+        agent=WAY,
+        ways={WAY: None},
+        split=split,
+        likelihood=request.likelihood,
+        source=source_facts(spec, split),
+        **_common(request, ChosenJudge(name="choice", evaluator=None, hash=""), tasks),
+    )
+    return Prepared(
+        plan=plan,
+        request=request,
+        tasks=tasks,
+        open_engine=partial(likelihood_engine, request),
+        world=benchmark_world(spec),
+    )
+
+
+def _refuse_beside_likelihood(request: Asked) -> None:
+    """Raises ConfigError for what has no meaning where nothing is asked."""
+    if request.place.is_server:
+        raise ConfigError(
+            f"--likelihood reads the log-probabilities of a model that is here, and {request.place.title} is "
+            "a server; give its directory with --model."
+        )
+    values = {
+        "--agent": request.agent,
+        "--evaluator": request.evaluator,
+        "--judge-model": request.judge,
+        "--sampling": request.sampling,
+        "--select": request.select,
+        "--attempts": request.attempts > 1,
+        "--tool-form": request.tool_form != AUTO,
+        "--chat-template": request.chat_template,
+    }
+    for flag, value in values.items():
+        if value:
+            raise ConfigError(
+                f"{flag} would do nothing beside --likelihood, which asks nothing; leave it out."
+            )
+
+
 def _require_agent_of_software(request: Asked, spec: Benchmark) -> None:
     """Raises ConfigError where software tasks would be asked for in one answer, and nobody chose that."""
     if spec.evaluator == "swebench" and not request.agent:
@@ -200,6 +283,12 @@ def _require_agent_of_software(request: Asked, spec: Benchmark) -> None:
 
 def _prepare_program(request: Asked) -> Prepared:
     assert request.program is not None, "a program is evaluated"
+    for flag, value in (("--few-shot", request.few_shot), ("--likelihood", request.likelihood)):
+        if value:
+            raise ConfigError(
+                f"{flag} is for benchmarks of questions; `{request.program.program}` says itself what its "
+                "model is shown. Leave it out."
+            )
     require_selectable(request, None)
     if request.agent:
         raise ConfigError(f"`{request.program.program}` is what acts; leave --agent {request.agent} out.")
@@ -268,6 +357,7 @@ def _common(request: Asked, judge: ChosenJudge, rows: Sequence[Any]) -> dict[str
         "dtype": "" if request.dtype in ("auto", "float32") else request.dtype,
         "tool_form": "" if request.tool_form == AUTO else request.tool_form,
         "chat_template": _template_name(request.chat_template),
+        "few_shot": request.few_shot,
         "rllm": version(),
     }
 
@@ -300,7 +390,9 @@ def _benchmark_tasks(
     request: Asked, spec: Benchmark, split: str, config: TrainConfig
 ) -> list[dict[str, Any]]:
     if spec.asks_questions:
-        return benchmark_tasks(spec, split, request.num_read)
+        tasks = benchmark_tasks(spec, split, request.num_read)
+        few_shot = request.few_shot
+        return with_examples(tasks, spec, split, few_shot, request.seed) if few_shot else tasks
     if split not in spec.splits:
         raise ConfigError(f"`{spec.name}` has no split `{split}`; it has {', '.join(spec.splits)}.")
     count = NUM_TASKS if request.num_tasks is None else request.num_tasks

@@ -27,6 +27,7 @@ from rllm.engine.traced import TracedEngine
 from rllm.errors import ConfigError, InferenceError, MissingExtraError
 from rllm.eval.catalogue import SINGLE_TURN, Benchmark
 from rllm.eval.judging import JudgedEngine, as_reward_fn
+from rllm.eval.likelihood import LikelihoodEngine
 from rllm.eval.tasks import benchmark_world
 from rllm.inference.client import ModelClient
 from rllm.rewards.evaluator import Evaluator
@@ -150,6 +151,16 @@ async def workflow_engine(
                     workers=workers,
                 )
                 yield JudgedEngine(engine, evaluator)
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def likelihood_engine(request: Asked) -> AsyncIterator[EpisodeEngine]:
+    """The engine that compares choices by their likelihood."""
+    client = _client_here(request)
+    try:
+        yield LikelihoodEngine(client, request.likelihood)
     finally:
         await client.close()
 

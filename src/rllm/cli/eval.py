@@ -227,6 +227,8 @@ def _name_of(request: Asked) -> str:
         "evaluator": "" if request.program else request.evaluator,
         "judge": request.judge.name if request.judge else "",
         "seed": request.seed or None,
+        "few": request.few_shot or None,
+        "likelihood": request.likelihood,
         "dtype": "" if request.dtype in ("auto", "float32") else request.dtype,
         "tools": "" if request.tool_form == AUTO else request.tool_form,
         "template": Path(request.chat_template).name,

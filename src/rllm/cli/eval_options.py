@@ -22,6 +22,7 @@ from rllm.cli.command import (
 )
 from rllm.config.schema import DTYPES
 from rllm.eval.catalogue import benchmark_named
+from rllm.eval.likelihood import READINGS
 from rllm.eval.report import Prices, require_ks
 from rllm.worker.step_host import open_workers
 
@@ -95,6 +96,22 @@ class EvalOptions:
         metavar="EXPR",
         help="Only tasks of whose fields this holds, so many of them at most: comparisons with and, "
         "or, not, in.",
+    )
+    few_shot: int = option(
+        "--few-shot",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Worked examples before each question, drawn by the seed from the training split, else the "
+        "validation split; never from the one that is measured.",
+    )
+    likelihood: str = option(
+        "--likelihood",
+        type=WordChoice(("", *READINGS)),
+        default="",
+        metavar="|".join(READINGS),
+        help="Ask nothing: compare the choices of each question by their log-probability, as a sum, per "
+        "token or per character. All three are reported; the named one counts.",
     )
     attempts: int = option(
         "--attempts", type=click.IntRange(min=1), default=1, show_default=True, help="Tries at each task."
@@ -179,6 +196,8 @@ class EvalOptions:
             num_tasks=self.num_tasks,
             indices=task_places(self.indices),
             expression=self.expression,
+            few_shot=self.few_shot,
+            likelihood=self.likelihood,
             attempts=self.attempts,
             sampling=assignments_of(self.sampling),
             seed=self.seed,

@@ -267,12 +267,23 @@ def _baselines(report: Mapping[str, Any]) -> str:
     return f" {baselines_sentence(report['baselines'])}" if report["baselines"] else ""
 
 
+_READINGS = {
+    "strict": "strict reading",
+    "lenient": "lenient reading",
+    "sum": "by the sum",
+    "token": "per token",
+    "character": "per character",
+}
+"""How the readings of an answer, or the ways to compare choices, are called in a table."""
+
+
 def _readings(reports: Mapping[str, Any]) -> Any:
     """The pay of each reading of the same answers."""
-    reading_table = table("success", "strict reading", "lenient reading")
+    names = dict.fromkeys(name for report in reports.values() for name in report.get("readings", ()))
+    reading_table = table("success", *(_READINGS.get(name, name) for name in names))
     for name, report in reports.items():
         if read := report.get("readings"):
-            cells = (read[each] for each in ("strict", "lenient"))
+            cells = (read[each] for each in names)
             reading_table.add_row(
                 name, *(rate_with_interval(each["success"], each["success_interval"]) for each in cells)
             )
@@ -283,9 +294,13 @@ def _published_reading(request: Asked) -> str:
     reading = "" if request.program else benchmark_named(request.benchmark).published_reading
     if reading == "likelihood":
         return (
-            f"Most published figures of {request.name} compare how likely a model finds each choice and read "
-            "no text, so neither column is beside them."
+            ""
+            if request.likelihood
+            else f"Most published figures of {request.name} compare how likely a model finds each choice "
+            "and read no text, so neither column is beside them: --likelihood character does as they do."
         )
+    if request.likelihood:
+        return ""
     return f"Published figures of {request.name} are of the {reading} reading." if reading else ""
 
 

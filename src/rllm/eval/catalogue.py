@@ -120,6 +120,11 @@ class Benchmark:
     """The reading of answers that published figures are of: `strict` or `lenient`; `likelihood` where most
     are of models that wrote nothing, whose likelihoods of the choices were compared; empty where they differ
     or are of another measure."""
+    likelihood_prompt: str = ""
+    """The text that each choice continues where choices are compared by their likelihood; empty is
+    `rllm.eval.likelihood.PROMPT`."""
+    likelihood_answer: str = "text"
+    """What a choice is there: its `text`, or its `letter`."""
     evaluator_args: dict[str, Any] = field(default_factory=dict[str, Any])
     task: dict[str, Any] = field(default_factory=dict[str, Any])
     """Arguments that its tasks are made with."""

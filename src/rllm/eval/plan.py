@@ -14,19 +14,14 @@ from rllm.errors import ConfigError
 from rllm.types.messages import SamplingParams
 
 KIND = "eval"
+_SOMETIMES = ("skipped", "dtype", "tool_form", "chat_template", "few_shot", "likelihood")
+"""Keys that a plan has only where they were chosen."""
 _MAY_DIFFER = ("rllm", "source", "settings")
 """Said in the stamp, and no reason to begin anew; what `settings` change, the hashes and limits tell."""
 
 _CONDITIONS = (
-    "agent",
-    "evaluator",
-    "judge_model",
-    "max_turns",
-    "attempts",
-    "seed",
-    "dtype",
-    "tool_form",
-    "chat_template",
+    *("agent", "evaluator", "judge_model", "max_turns", "attempts", "seed"),
+    *("dtype", "tool_form", "chat_template", "few_shot", "likelihood"),
 )
 """Keys of a stored plan that move a score, whatever the model; tasks are compared one by one."""
 
@@ -56,6 +51,10 @@ class EvaluationPlan:
     """Form in which tools are offered to a model that is here, where it was chosen: `native` or `text`."""
     chat_template: str = ""
     """The chat template that was chosen in place of the model's own."""
+    few_shot: int = 0
+    """Number of worked examples before each question."""
+    likelihood: str = ""
+    """The reading by which choices were compared by their likelihood; empty where the model was asked."""
     dataset_hash: str = ""
     model_hash: str = ""
     """The hash of the weights; empty for a server, which does not tell."""
@@ -80,7 +79,7 @@ class EvaluationPlan:
         values = {
             name: getattr(self, name) for name in self.__dataclass_fields__ if name not in structured_fields
         }
-        for name in ("skipped", "dtype", "tool_form", "chat_template"):
+        for name in _SOMETIMES:
             if not values[name]:
                 del values[name]
         ways = {name: None if way is None else asdict(way) for name, way in self.ways.items()}

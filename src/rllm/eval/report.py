@@ -143,7 +143,8 @@ def details_of(
         "cost": prices.cost(prompt, completion),
     }
     if any(result.readings for result in results):
-        details["readings"] = {name: _read(results, name) for name in ("strict", "lenient")}
+        names = dict.fromkeys(name for result in results for name in result.readings)
+        details["readings"] = {name: _read(results, name) for name in names}
     if ks:
         details |= _by_k(results, ks)
     categories = {result.category for result in results if result.category}

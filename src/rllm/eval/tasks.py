@@ -17,7 +17,7 @@ import numpy as np
 
 from rllm.data.dataset import Dataset
 from rllm.data.downloads import download, unpack
-from rllm.data.questions import Row, question_task
+from rllm.data.questions import Question, Row, question_task
 from rllm.data.registry import DatasetRegistry
 from rllm.data.sources import ArchiveSource, PackageSource, Split, pull
 from rllm.data.transforms.registry import transform_named
@@ -59,11 +59,13 @@ def benchmark_tasks(
     *,
     seed: int = 0,
     on_progress: Progress = lambda what: None,
+    as_task: Callable[[Benchmark, str, int, Mapping[str, Any]], dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """`count` tasks of a split; all of them without `count`, NUM_TASKS where there is no end.
 
-    The seed says which: other tasks of a world, another random part of published rows. A part is in the order
-    of the rows. Rows that are not here yet are pulled. Raises ConfigError for a split that there is not.
+    `as_task` makes a task of a published row; `task_of_row` by default. The seed says which: other tasks of a
+    world, another random part of published rows. A part is in the order of the rows. Rows that are not here
+    yet are pulled. Raises ConfigError for a split that there is not.
     """
     split = split or benchmark.eval_split
     if not benchmark.asks_questions:
@@ -82,7 +84,8 @@ def benchmark_tasks(
     places = (
         range(len(rows)) if count is None or count >= len(rows) else _draw_rows(len(rows), count, seed, split)
     )
-    return [task_of_row(benchmark, split, place, rows[place]) for place in places]
+    make = as_task or task_of_row
+    return [make(benchmark, split, place, rows[place]) for place in places]
 
 
 def instance_counts(benchmark: Benchmark) -> dict[str, Any] | None:
@@ -170,11 +173,16 @@ def _require_same_file(benchmark: Benchmark, split: str, facts: Mapping[str, Any
         )
 
 
+def question_of_row(benchmark: Benchmark, split: str, number: int, row: Mapping[str, Any]) -> Question:
+    """The question of a row. Raises ConfigError that names the row's number and the field."""
+    read = Row(values=row, number=number, dataset=f"{benchmark.name} ({split})", fields=benchmark.fields)
+    return transform_named(benchmark.transform)(read, benchmark.options)
+
+
 def task_of_row(benchmark: Benchmark, split: str, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     """The task that a row stands for. Raises ConfigError that names the row's number and the field."""
-    read = Row(values=row, number=number, dataset=f"{benchmark.name} ({split})", fields=benchmark.fields)
     return question_task(
-        transform_named(benchmark.transform)(read, benchmark.options),
+        question_of_row(benchmark, split, number, row),
         task_id=f"{benchmark.name}-{split}-{number}",
         prompt=benchmark.prompt,
         system=benchmark.system,

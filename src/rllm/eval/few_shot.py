@@ -1,0 +1,83 @@
+"""Worked examples before each question: rows of another split than the measured one.
+
+train (else validation) rows ──seed──► N places ──► question and right answer, as messages or as questions
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rllm.data.questions import Question
+from rllm.errors import ConfigError
+from rllm.eval.catalogue import Benchmark
+from rllm.eval.tasks import benchmark_rows, question_of_row, task_of_row
+from rllm.types.draws import draw_seed
+
+SOURCES = ("train", "validation")
+"""Splits that examples come from, the first that there is. Never `test`."""
+
+
+def example_split(benchmark: Benchmark, measured: str) -> str:
+    """The split that examples come from. Raises ConfigError where there is none but the measured one."""
+    measured_rows = benchmark.splits[measured].published
+    for name in SOURCES:
+        if (
+            name in benchmark.splits
+            and name != measured
+            and benchmark.splits[name].published != measured_rows
+        ):
+            return name
+    raise ConfigError(
+        f"--few-shot takes examples from {' or '.join(SOURCES)}, and `{benchmark.name}` has "
+        f"{', '.join(benchmark.splits)}, of which {measured} is measured; leave it out."
+    )
+
+
+def example_places(benchmark: Benchmark, measured: str, count: int, seed: int) -> tuple[str, list[int]]:
+    """(split, places of the rows of so many examples), by the seed. Raises ConfigError for too few rows."""
+    split = example_split(benchmark, measured)
+    num_rows = len(benchmark_rows(benchmark, split))
+    if count > num_rows:
+        raise ConfigError(f"--few-shot is {count}, and {split} of `{benchmark.name}` has {num_rows} rows.")
+    rng = np.random.default_rng(draw_seed(seed, "few-shot", split))
+    return split, [int(place) for place in rng.permutation(num_rows)[:count]]
+
+
+def example_questions(benchmark: Benchmark, measured: str, count: int, seed: int) -> list[Question]:
+    """Examples as questions with their right answers."""
+    split, places = example_places(benchmark, measured, count, seed)
+    rows = benchmark_rows(benchmark, split)
+    return [question_of_row(benchmark, split, place, rows[place]) for place in places]
+
+
+def with_examples(
+    tasks: Sequence[Mapping[str, Any]], benchmark: Benchmark, measured: str, count: int, seed: int
+) -> list[dict[str, Any]]:
+    """Tasks whose question stands behind `count` worked examples, each a question of the user and its answer.
+
+    Raises ConfigError for an example without a right answer.
+    """
+    split, places = example_places(benchmark, measured, count, seed)
+    rows = benchmark_rows(benchmark, split)
+    shown: list[dict[str, Any]] = []
+    for place in places:
+        example = task_of_row(benchmark, split, place, rows[place])
+        if example["oracle"] is None:
+            raise ConfigError(
+                f"--few-shot shows right answers, and row {place} of {split} of `{benchmark.name}` has none; "
+                "leave it out."
+            )
+        shown += [_messages_of(example)[-1], {"role": "assistant", "content": example["oracle"]}]
+    return [_behind(task, shown) for task in tasks]
+
+
+def _behind(task: Mapping[str, Any], shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    own = _messages_of(task)
+    num_system = int(own[0]["role"] == "system")
+    others = {name: value for name, value in task.items() if name != "question"}
+    return {**others, "messages": [*own[:num_system], *shown, *own[num_system:]]}
+
+
+def _messages_of(task: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return task.get("messages") or [{"role": "user", "content": task["question"]}]
