@@ -160,7 +160,12 @@ async def likelihood_engine(request: Asked) -> AsyncIterator[EpisodeEngine]:
     """The engine that compares choices by their likelihood."""
     client = _client_here(request)
     try:
-        yield LikelihoodEngine(client, request.likelihood)
+        yield LikelihoodEngine(
+            client.score,
+            encode=client.renderer.completion_ids,
+            max_context=client.max_context,
+            reading=request.likelihood,
+        )
     finally:
         await client.close()
 

@@ -274,7 +274,7 @@ _READINGS = {
     "token": "per token",
     "character": "per character",
 }
-"""How the readings of an answer, or the ways to compare choices, are called in a table."""
+"""Column titles of the readings of an answer and of the ways to compare choices."""
 
 
 def _readings(reports: Mapping[str, Any]) -> Any:

@@ -40,6 +40,7 @@ COMMANDS = {
     "dpo": ("rllm.cli.dpo", "Train a model to prefer better answers to worse ones, by DPO or a variant."),
     "distill": ("rllm.cli.distill", "Make a student like its teacher, on the student's own answers."),
     "eval": ("rllm.cli.eval", "Measure a model on a benchmark's held-out tasks."),
+    "chat": ("rllm.cli.chat", "Talk with a model, here or on a server."),
     "benchmark": ("rllm.cli.benchmark", "List the benchmarks and tasks to measure and to train on."),
     "dataset": ("rllm.cli.dataset", "Rows that are kept here: pull, register, inspect, export, build."),
     "grade": ("rllm.cli.grade", "Grade one answer, and say why."),

@@ -124,7 +124,7 @@ class Benchmark:
     """The text that each choice continues where choices are compared by their likelihood; empty is
     `rllm.eval.likelihood.PROMPT`."""
     likelihood_answer: str = "text"
-    """What a choice is there: its `text`, or its `letter`."""
+    """Form of a choice there: its `text`, or its `letter`."""
     evaluator_args: dict[str, Any] = field(default_factory=dict[str, Any])
     task: dict[str, Any] = field(default_factory=dict[str, Any])
     """Arguments that its tasks are made with."""

@@ -18,25 +18,25 @@ SOURCES = ("train", "validation")
 """Splits that examples come from, the first that there is. Never `test`."""
 
 
-def example_split(benchmark: Benchmark, measured: str) -> str:
+def example_split(benchmark: Benchmark, eval_split: str) -> str:
     """The split that examples come from. Raises ConfigError where there is none but the measured one."""
-    measured_rows = benchmark.splits[measured].published
+    measured_rows = benchmark.splits[eval_split].published
     for name in SOURCES:
         if (
             name in benchmark.splits
-            and name != measured
+            and name != eval_split
             and benchmark.splits[name].published != measured_rows
         ):
             return name
     raise ConfigError(
         f"--few-shot takes examples from {' or '.join(SOURCES)}, and `{benchmark.name}` has "
-        f"{', '.join(benchmark.splits)}, of which {measured} is measured; leave it out."
+        f"{', '.join(benchmark.splits)}, of which {eval_split} is measured; leave it out."
     )
 
 
-def example_places(benchmark: Benchmark, measured: str, count: int, seed: int) -> tuple[str, list[int]]:
+def example_places(benchmark: Benchmark, eval_split: str, count: int, seed: int) -> tuple[str, list[int]]:
     """(split, places of the rows of so many examples), by the seed. Raises ConfigError for too few rows."""
-    split = example_split(benchmark, measured)
+    split = example_split(benchmark, eval_split)
     num_rows = len(benchmark_rows(benchmark, split))
     if count > num_rows:
         raise ConfigError(f"--few-shot is {count}, and {split} of `{benchmark.name}` has {num_rows} rows.")
@@ -44,23 +44,23 @@ def example_places(benchmark: Benchmark, measured: str, count: int, seed: int) -
     return split, [int(place) for place in rng.permutation(num_rows)[:count]]
 
 
-def example_questions(benchmark: Benchmark, measured: str, count: int, seed: int) -> list[Question]:
+def example_questions(benchmark: Benchmark, eval_split: str, count: int, seed: int) -> list[Question]:
     """Examples as questions with their right answers."""
-    split, places = example_places(benchmark, measured, count, seed)
+    split, places = example_places(benchmark, eval_split, count, seed)
     rows = benchmark_rows(benchmark, split)
     return [question_of_row(benchmark, split, place, rows[place]) for place in places]
 
 
 def with_examples(
-    tasks: Sequence[Mapping[str, Any]], benchmark: Benchmark, measured: str, count: int, seed: int
+    tasks: Sequence[Mapping[str, Any]], benchmark: Benchmark, eval_split: str, count: int, seed: int
 ) -> list[dict[str, Any]]:
     """Tasks whose question stands behind `count` worked examples, each a question of the user and its answer.
 
     Raises ConfigError for an example without a right answer.
     """
-    split, places = example_places(benchmark, measured, count, seed)
+    split, places = example_places(benchmark, eval_split, count, seed)
     rows = benchmark_rows(benchmark, split)
-    shown: list[dict[str, Any]] = []
+    examples: list[dict[str, Any]] = []
     for place in places:
         example = task_of_row(benchmark, split, place, rows[place])
         if example["oracle"] is None:
@@ -68,15 +68,15 @@ def with_examples(
                 f"--few-shot shows right answers, and row {place} of {split} of `{benchmark.name}` has none; "
                 "leave it out."
             )
-        shown += [_messages_of(example)[-1], {"role": "assistant", "content": example["oracle"]}]
-    return [_behind(task, shown) for task in tasks]
+        examples += [_messages_of(example)[-1], {"role": "assistant", "content": example["oracle"]}]
+    return [_behind(task, examples) for task in tasks]
 
 
-def _behind(task: Mapping[str, Any], shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _behind(task: Mapping[str, Any], examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     own = _messages_of(task)
     num_system = int(own[0]["role"] == "system")
     others = {name: value for name, value in task.items() if name != "question"}
-    return {**others, "messages": [*own[:num_system], *shown, *own[num_system:]]}
+    return {**others, "messages": [*own[:num_system], *examples, *own[num_system:]]}
 
 
 def _messages_of(task: Mapping[str, Any]) -> list[dict[str, Any]]:

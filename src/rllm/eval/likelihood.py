@@ -7,9 +7,9 @@ Published figures of MMLU, HellaSwag and ARC are made like this (Gao et al. 2023
 `acc` is the sum, `acc_norm` is per character). The tokens are split as that program splits them.
 """
 
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +21,12 @@ from rllm.types.episode import Episode, Outcome, Step, TerminationReason, Trajec
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId
 
-if TYPE_CHECKING:
-    from rllm.inference.local.client import LocalClient, LocalSession
-
+Score = Callable[[list[int], int], Awaitable[list[float]]]
+"""(ids, start) -> the log-probability of each of `ids[start:]`, in nats."""
 SUM, TOKEN, CHARACTER = READINGS = ("sum", "token", "character")
-"""What is compared: the log-probability of a choice, that of a token of it, or that of a character of it."""
+"""Measures of a choice: its log-probability, that of a token of it, or that of a character of it."""
 TEXT, LETTER = ANSWERS = ("text", "letter")
-"""What a choice is in the model's words: its text, or its letter behind a list of all choices."""
+"""Forms of a choice in the model's words: its text, or its letter behind a list of all choices."""
 BETWEEN = "\n\n"
 """Between worked examples and the question."""
 PROMPT = "Question: {{question}}\nAnswer:"
@@ -48,8 +47,8 @@ def likelihood_task(
         raise ConfigError(
             f"{task_id} has no choices, so there is nothing to compare; leave --likelihood out."
         )
-    worked = [f"{_context(each, prompt)} {_right_answer(each, answer)}{BETWEEN}" for each in examples]
-    context = "".join(worked) + _context(question, prompt)
+    texts = [f"{_context(each, prompt)} {_right_answer(each, answer)}{BETWEEN}" for each in examples]
+    context = "".join(texts) + _context(question, prompt)
     return {
         "task_id": task_id,
         "question": context,
@@ -93,23 +92,27 @@ class ScoredChoice:
 
     text: str
     logprob: float
-    """Of all its tokens together, in nats."""
+    """Log-probability of all its tokens together, in nats."""
     num_tokens: int
 
     def value(self, reading: str) -> float:
-        """What is compared under a reading."""
+        """Return the measure that a reading compares."""
         if reading == TOKEN:
             return self.logprob / self.num_tokens
         return self.logprob / len(self.text) if reading == CHARACTER else self.logprob
 
 
 class LikelihoodEngine:
-    """An `EpisodeEngine` whose episodes are comparisons of choices by the built-in engine."""
+    """An `EpisodeEngine` whose episodes are comparisons of choices."""
 
-    def __init__(self, client: "LocalClient", reading: str) -> None:
-        """`reading`: the one that decides whether an episode is right; all are recorded."""
+    def __init__(
+        self, score: Score, *, encode: Callable[[str], list[int]], max_context: int, reading: str
+    ) -> None:
+        """`encode`: text to ids, as a text to be continued begins. `reading`: the one that decides whether an
+        episode is right; all are recorded."""
         self.counts = EpisodeCounts()
-        self._client, self._reading = client, reading
+        self._score, self._encode, self._max_context = score, encode, max_context
+        self._reading = reading
         self._places = ParallelLimit(_PARALLEL)
 
     def live(self) -> Sequence[object]:
@@ -136,29 +139,29 @@ class LikelihoodEngine:
 
     async def _compare(self, identity: EpisodeId, task: Mapping[str, Any]) -> Episode:
         context, choices = task["context"], task["choices"]
-        pairs = [pair_ids(self._client, context, f" {choice}") for choice in choices]
+        pairs = [pair_ids(self._encode, context, f" {choice}") for choice in choices]
         longest = max(len(ids) for ids, _ in pairs)
-        if longest > self._client.max_context:
-            return _too_long(identity, task, longest, self._client.max_context)
-        async with self._client.session(("", 0)) as session:
-            scores = [
-                await _score(session, choice, *pair) for choice, pair in zip(choices, pairs, strict=True)
-            ]
+        if longest > self._max_context:
+            return _too_long(identity, task, longest, self._max_context)
+        scores: list[ScoredChoice] = []
+        for choice, (ids, start) in zip(choices, pairs, strict=True):
+            logprobs = await self._score(ids, start)
+            scores.append(ScoredChoice(text=choice, logprob=sum(logprobs), num_tokens=len(logprobs)))
         return self._episode(identity, task, scores, len(pairs[0][0]))
 
     def _episode(
         self, identity: EpisodeId, task: Mapping[str, Any], scores: list[ScoredChoice], num_prompt: int
     ) -> Episode:
         best = {name: int(np.argmax([score.value(name) for score in scores])) for name in READINGS}
-        readings = {name: letter(place) == task["grading"]["answer"] for name, place in best.items()}
-        chosen = best[self._reading]
+        readings = {name: letter(n) == task["grading"]["answer"] for name, n in best.items()}
+        place = best[self._reading]
         is_correct = readings[self._reading]
         step = Step(
             chat_completions=[
                 {"role": "user", "content": task["context"]},
-                {"role": "assistant", "content": scores[chosen].text},
+                {"role": "assistant", "content": scores[place].text},
             ],
-            model_response=scores[chosen].text,
+            model_response=scores[place].text,
             done=True,
             reward=float(is_correct),
             usage={"prompt_tokens": num_prompt, "completion_tokens": 0},
@@ -173,10 +176,10 @@ class LikelihoodEngine:
             task=dict(task),
             steps=[step],
             reward=float(is_correct),
-            output=scores[chosen].text,
+            output=scores[place].text,
             termination_reason=TerminationReason.ENV_DONE,
             outcome=Outcome.SCORED,
-            info={GRADE: {"extracted": letter(chosen), "readings": readings, "is_correct": is_correct}},
+            info={GRADE: {"extracted": letter(place), "readings": readings, "is_correct": is_correct}},
         )
         return Episode(
             task=dict(task),
@@ -189,18 +192,12 @@ class LikelihoodEngine:
         )
 
 
-def pair_ids(client: "LocalClient", context: str, continuation: str) -> tuple[list[int], int]:
+def pair_ids(encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], int]:
     """(ids of both, number of those of `context`). White space at the end of the context belongs to what
     follows, as tokenizers begin words with it; tokens that cross the border count to the continuation."""
-    stripped = context.rstrip()
-    continuation = context[len(stripped) :] + continuation
-    ids = client.renderer.completion_ids(stripped + continuation)
-    return ids, len(client.renderer.completion_ids(stripped))
-
-
-async def _score(session: "LocalSession", choice: str, ids: list[int], start: int) -> ScoredChoice:
-    request = await session.run(ids, SamplingParams(temperature=1.0), score_from=start)
-    return ScoredChoice(text=choice, logprob=float(sum(request.logprobs)), num_tokens=len(ids) - start)
+    bare_context = context.rstrip()
+    continuation = context[len(bare_context) :] + continuation
+    return encode(bare_context + continuation), len(encode(bare_context))
 
 
 def _too_long(identity: EpisodeId, task: Mapping[str, Any], length: int, room: int) -> Episode:
