@@ -204,7 +204,7 @@ def _local(request: Asked, config: TrainConfig, asks_questions: bool) -> ModelCl
         trust_remote_code=request.trust_remote_code,
     )
     model.tokenizer.require_chat_template()
-    room = MAX_EVAL_CONTEXT if asks_questions else config.inference.max_context
+    room = (0 if asks_questions else config.inference.max_context) or MAX_EVAL_CONTEXT
     return local_client(model, config.inference, max_context=min(model.max_positions, room))
 
 
@@ -249,4 +249,6 @@ def program_client(
         trust_remote_code=trust_remote_code,
     )
     inference = replace(config.inference, lockstep=False)
-    return local_client(model, inference, max_context=min(inference.max_context, model.max_positions))
+    # A run settles its context for its model; nothing else has.
+    room = inference.max_context or MAX_EVAL_CONTEXT
+    return local_client(model, inference, max_context=min(room, model.max_positions))
