@@ -31,6 +31,8 @@ class Told:
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     status_of: Callable[[str], int] = lambda question: 200
     wait_s: float = 0.0
+    held: threading.Event | None = None
+    """Questions wait for it, but for the trial before the first task."""
     at_once: int = 0
     most_at_once: int = 0
     lock: Any = field(default_factory=threading.Lock)
@@ -71,6 +73,8 @@ class Handler(BaseHTTPRequestHandler):
             self.told.at_once += 1
             self.told.most_at_once = max(self.told.most_at_once, self.told.at_once)
         time.sleep(self.told.wait_s)
+        if self.told.held is not None and "say hi" not in question_of(body).lower():
+            self.told.held.wait()
         with self.told.lock:
             self.told.at_once -= 1
         status = self.told.status_of(question_of(body))
@@ -175,6 +179,53 @@ def test_an_evaluator_of_a_file_judges_the_answers_and_a_row_that_it_cannot_judg
     assert "score could" in shown.stdout
     assert "same command" in shown.stdout
     assert len(served.questions) == 9
+
+
+def test_a_server_that_hangs_fails_every_episode_with_exit_code_1_and_the_same_command_tries_again(
+    rllm: Rllm, served: Told, sums: Path
+) -> None:
+    served.held = threading.Event()
+    words = ("eval", "sums", "--base-url", served.url, "--model", "m", "--output", "e")
+    hung = rllm(*words, "--model-timeout", "0.5")
+    served.held.set()
+    assert hung.exit_code == 1, hung.stderr
+    assert "sampled ended: infrastructure_failure 8." in hung.stdout
+    assert "8 × infrastructure_failure" in hung.stdout
+    assert "no call for 0.5 s" in hung.stdout
+    assert "--model-timeout" in hung.stdout
+    assert len(served.questions) == 8
+    told = _eval(rllm, served)["sampled"]
+    assert (told["scored"], told["failed"], told["successes"]) == (8, 0, 4)
+    assert told["endings"] == {"env_done": 8}
+
+
+def test_a_program_behind_a_server_that_hangs_fails_in_the_same_way(
+    rllm: Rllm, served: Told, sums: Path
+) -> None:
+    (sums / "flow.py").write_text(
+        "import openai\n"
+        "def solve(task, config):\n"
+        "    client = openai.OpenAI(base_url=config.base_url, api_key='none')\n"
+        "    messages = [{'role': 'user', 'content': task.metadata['question']}]\n"
+        "    client.chat.completions.create(model=config.model, messages=messages)\n"
+    )
+    served.held = threading.Event()
+    words = ("flow.py:solve", "--evaluator", "math", "--dataset", "rows.jsonl", "--base-url", served.url)
+    hung = rllm("eval", *words, "--model", "m", "--model-timeout", "0.5", "--json")
+    served.held.set()
+    assert hung.exit_code == 1, hung.stderr
+    (report,) = (
+        each for each in json.loads(hung.stdout).values() if isinstance(each, dict) and "endings" in each
+    )
+    assert (report["attempted"], report["failed"]) == (8, 8)
+    assert report["endings"] == {"infrastructure_failure": 8}
+
+
+@pytest.mark.parametrize("flag", ["--model-timeout", "--episode-timeout"])
+def test_a_time_limit_is_above_zero(rllm: Rllm, sums: Path, flag: str) -> None:
+    refused = rllm("eval", "sums", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", flag, "0")
+    assert refused.exit_code == 2
+    assert flag in refused.stderr
 
 
 def test_a_grader_by_another_name_judges_and_its_fields_are_looked_for_before_anything_is_asked(

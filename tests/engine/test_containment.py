@@ -13,6 +13,7 @@ import pytest
 
 from rllm.engine import containment
 from rllm.engine.agent_workflow import AgentWorkflowEngine
+from rllm.inference.episode_clock import EpisodeClock, EpisodeLimits
 from rllm.inference.scripted import ScriptedClient
 from rllm.types.episode import Episode, Outcome, Step, TerminationReason, Trajectory
 from rllm.types.messages import Message
@@ -229,7 +230,7 @@ async def test_nothing_is_left_running(settled: Callable[..., Any]) -> None:
 async def contained(
     coroutine: Any, *, in_s: float = 20.0, on_start: Callable[[Any], None] = lambda stop: None
 ) -> containment.ContainedEnd:
-    return await containment.contain(coroutine, asyncio.get_running_loop().time() + in_s, on_start)
+    return await containment.contain(coroutine, EpisodeClock(EpisodeLimits(wall_s=in_s)), on_start)
 
 
 async def test_the_end_of_a_coroutine_is_its_own_or_that_of_its_time() -> None:

@@ -37,6 +37,7 @@ OF_MODEL_CALLS = {
     "retry_wait_s": 0.5,
     "call_timeout_s": 600.0,
     "step_timeout_s": 60.0,
+    "model_timeout_s": 480.0,
     "oversampling": 1.0,
     "max_workers": 64,
 }
@@ -77,6 +78,7 @@ def test_an_engine_of_programs() -> None:
     assert chosen(engine_class.__init__) == OF_ALL | {
         "n_parallel_tasks": 128,
         "episode_timeout_s": 600.0,
+        "model_timeout_s": 480.0,
         "evaluator_timeout_s": 60.0,
         "sets_max_tokens": True,
         "requires_ids": False,

@@ -209,7 +209,7 @@ async def test_an_episode_whose_time_is_up_says_what_it_waited_for(
 ) -> None:
     client = ScriptedClient(["a", ScriptedAnswer(text="b", wait_for=_never)])
     trajectory = await run_trajectory(
-        agent_class(), lambda: env_class(), client, limits=RolloutLimits(episode_timeout_s=1.0)
+        agent_class(), lambda: env_class(), client, limits=RolloutLimits(wall_timeout_s=1.0)
     )
     assert trajectory.termination_reason is TerminationReason.TIMEOUT
     assert "in turn 2" in trajectory.info["error"]["message"]

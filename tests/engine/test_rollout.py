@@ -144,7 +144,7 @@ async def test_an_episode_that_takes_too_long_is_truncated(
 
     client = ScriptedClient(["a", ScriptedAnswer(text="b", wait_for=never)])
     trajectory = await run_trajectory(
-        agent_class(), lambda: env_class(), client, limits=RolloutLimits(episode_timeout_s=0.2)
+        agent_class(), lambda: env_class(), client, limits=RolloutLimits(wall_timeout_s=0.2)
     )
     assert trajectory.termination_reason is TerminationReason.TIMEOUT
     assert (trajectory.outcome, trajectory.reward) == (Outcome.TRUNCATED, 0.0)

@@ -8,6 +8,7 @@ from rllm.build.configs import ProgramNames
 from rllm.build.providers import ModelPlace
 from rllm.data.row_filter import RowFilter
 from rllm.errors import ConfigError
+from rllm.inference.episode_clock import MODEL_TIMEOUT_S
 from rllm.types.task import Task
 from rllm.types.tool_forms import AUTO
 from rllm.workflows.workers import OpenWorkers
@@ -45,6 +46,10 @@ class Asked:
     seed: int = 0
     concurrency: int = 0
     """0 takes what the benchmark says, 64 for a server."""
+    episode_timeout_s: float = 0.0
+    """An episode's own time, model calls not counted; 0 takes what the benchmark or program says."""
+    model_timeout_s: float = MODEL_TIMEOUT_S
+    """A server that answers no call for so long has failed."""
     threads: int = 0
     dtype: str = "auto"
     """Data type of the model on the built-in engine; `auto` is float32."""
@@ -60,6 +65,11 @@ class Asked:
     """The rule that chooses one of several attempts at a task; empty chooses none."""
     open_workers: OpenWorkers | None = None
     """Runs the workers that a workflow calls."""
+
+    @property
+    def call_timeout_s(self) -> float:
+        """The time of one model call: longer than the model may be silent, so that its silence shows."""
+        return max(600.0, 1.25 * self.model_timeout_s)
 
     @property
     def name(self) -> str:

@@ -24,6 +24,7 @@ from rllm.engine.agent_execution import AgentExecutionEngine
 from rllm.engine.agent_workflow import AgentWorkflowEngine
 from rllm.engine.attempts import EpisodeEngine
 from rllm.engine.traced import TracedEngine
+from rllm.engine.workflow_attempt import EPISODE_TIMEOUT_S
 from rllm.errors import ConfigError, InferenceError, MissingExtraError
 from rllm.eval.catalogue import SINGLE_TURN, Benchmark
 from rllm.eval.judging import JudgedEngine, as_reward_fn
@@ -61,7 +62,9 @@ async def agent_engine(
     await _require_judge_answers(request)
     asks_once = spec.environment == SINGLE_TURN and agent_class is agent_named("conversation")
     if request.place.is_server:
-        client = (await answering(request.place)).client(connect_timeout_s=10.0)
+        client = (await answering(request.place)).client(
+            timeout_s=request.call_timeout_s, connect_timeout_s=10.0
+        )
     else:
         client = _local(request, config, asks_questions)
     try:
@@ -73,7 +76,10 @@ async def agent_engine(
             rollout_engine=client,
             n_parallel_agents=request.concurrency or parallel,
             max_steps=1 if asks_once else rollout.max_turns,
-            trajectory_timeout=rollout.episode_timeout_s,
+            episode_timeout_s=request.episode_timeout_s or rollout.episode_timeout_s,
+            trajectory_timeout=rollout.wall_timeout_s or None,
+            model_timeout_s=request.model_timeout_s,
+            call_timeout_s=request.call_timeout_s,
             step_timeout_s=_GRADING_S if asks_questions else rollout.step_timeout_s,
             # A grader that failed would fail again, and the model would be asked again for nothing.
             retry_limit=1 if asks_questions else rollout.retry_limit,
@@ -100,7 +106,7 @@ async def program_engine(
     await _require_judge_answers(request)
     async with AsyncExitStack() as open_until_done:
         if request.place.is_server:
-            policy: Policy = upstream_policy(await answering(request.place))
+            policy: Policy = upstream_policy(await answering(request.place), timeout_s=request.call_timeout_s)
             model_name = request.place.name
         else:
             client = _client_here(request)
@@ -118,7 +124,8 @@ async def program_engine(
                 seed=request.seed,
                 sets_max_tokens=bool(request.sampling.get("max_tokens")),
                 n_parallel_tasks=request.concurrency or _SERVER_PARALLEL,
-                episode_timeout_s=flow.timeout_s,
+                episode_timeout_s=request.episode_timeout_s or flow.timeout_s,
+                model_timeout_s=request.model_timeout_s if request.place.is_server else None,
                 evaluator_timeout_s=_GRADING_S,
                 stored=True,
             )
@@ -134,7 +141,9 @@ async def workflow_engine(
     one model."""
     await _require_judge_answers(request)
     if request.place.is_server:
-        client = (await answering(request.place)).client(connect_timeout_s=10.0)
+        client = (await answering(request.place)).client(
+            timeout_s=request.call_timeout_s, connect_timeout_s=10.0
+        )
     else:
         client = _client_here(request)
     contracts = worker_contracts(workflow)
@@ -148,6 +157,9 @@ async def workflow_engine(
                     raise_on_error=False,
                     stored=True,
                     seed=request.seed,
+                    episode_timeout_s=request.episode_timeout_s or EPISODE_TIMEOUT_S,
+                    model_timeout_s=request.model_timeout_s,
+                    call_timeout_s=request.call_timeout_s,
                     workers=workers,
                 )
                 yield JudgedEngine(engine, evaluator)

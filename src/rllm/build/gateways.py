@@ -36,15 +36,16 @@ class Address:
     require_session: bool = False
 
 
-def upstream_policy(place: ModelPlace) -> "Policy":
-    """A model on a server as what answers the gateway's calls."""
+def upstream_policy(place: ModelPlace, *, timeout_s: float = 600.0) -> "Policy":
+    """A model on a server as what answers the gateway's calls. `timeout_s`: the longest wait for the next
+    byte of an answer."""
     try:
         from rllm.gateway.upstream import UpstreamPolicy
         from rllm.types.wire import Dialect
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "aiohttp", "gateway") from error
     dialect = Dialect.MESSAGES if place.protocol is Protocol.ANTHROPIC else Dialect.CHAT
-    return UpstreamPolicy([place.base_url], dialect=dialect, api_key=place.api_key)
+    return UpstreamPolicy([place.base_url], dialect=dialect, api_key=place.api_key, timeout_s=timeout_s)
 
 
 def build_gateway(

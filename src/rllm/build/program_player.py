@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rllm.config.schema import TrainConfig
 from rllm.distributed import rank_from_environment, world_size
+from rllm.engine.settings import silence_limit_s
 from rllm.engine.traced import Program, TracedEngine
 from rllm.errors import MissingExtraError
 from rllm.inference.client import TokenClient
@@ -59,6 +60,8 @@ class ProgramPlayer:
                 model=policy.models()[0],
                 n_parallel_tasks=rollout.num_parallel,
                 episode_timeout_s=rollout.episode_timeout_s,
+                wall_timeout_s=rollout.wall_timeout_s or None,
+                model_timeout_s=silence_limit_s([client], config.inference.model_timeout_s),
                 evaluator_timeout_s=rollout.step_timeout_s,
                 retry_limit=rollout.retry_limit,
                 max_failed_fraction=rollout.max_failed_fraction,

@@ -71,6 +71,8 @@ class WorkflowPlayer:
                 seed=config.seed,
                 step_timeout_s=rollout.step_timeout_s,
                 episode_timeout_s=rollout.episode_timeout_s,
+                wall_timeout_s=rollout.wall_timeout_s or None,
+                model_timeout_s=config.inference.model_timeout_s,
                 max_workers=rollout.env_workers,
                 waves=Waves(clients) if config.inference.lockstep else None,
             )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from rllm.build.asked import Asked, task_places
+from rllm.build.asked import MODEL_TIMEOUT_S, Asked, task_places
 from rllm.build.configs import ProgramNames, is_program
 from rllm.build.judges import judge_place
 from rllm.build.providers import ModelPlace, resolve_model
@@ -135,6 +135,21 @@ class EvalOptions:
     concurrency: int | None = option(
         "--concurrency", type=click.IntRange(min=1), default=None, help="Episodes at the same time."
     )
+    episode_timeout_s: float | None = option(
+        "--episode-timeout",
+        type=click.FloatRange(min=0.0, min_open=True),
+        default=None,
+        metavar="SECONDS",
+        help="Longest time of an episode without its model calls.  [default: what the benchmark says]",
+    )
+    model_timeout_s: float = option(
+        "--model-timeout",
+        type=click.FloatRange(min=0.0, min_open=True),
+        default=MODEL_TIMEOUT_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="A server that answers no call for so long has failed.",
+    )
     seed: int = option(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sampling."
     )
@@ -202,6 +217,8 @@ class EvalOptions:
             sampling=assignments_of(self.sampling),
             seed=self.seed,
             concurrency=self.concurrency or 0,
+            episode_timeout_s=self.episode_timeout_s or 0.0,
+            model_timeout_s=self.model_timeout_s,
             threads=self.threads,
             dtype=self.dtype,
             tool_form=self.tool_form,

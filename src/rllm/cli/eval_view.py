@@ -21,7 +21,7 @@ from rllm.cli.terminal import (
 from rllm.eval.catalogue import benchmark_named
 from rllm.eval.comparison import Change, Comparison
 from rllm.eval.rescoring import Rescored
-from rllm.eval.words import INTERVAL_METHODS, baselines_sentence, instances_sentence
+from rllm.eval.words import INTERVAL_METHODS, baselines_sentence, endings_text, instances_sentence
 from rllm.files.atomic import write_atomic
 from rllm.store.run_directory import RunDirectory, is_run
 from rllm.types.episode import Outcome
@@ -86,6 +86,7 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
             _print_selection(console, each["selection"])
         if len(each.get("categories", {})) > 1:
             console.print(_categories(way, each["categories"]))
+        _print_endings(console, way, each)
         _print_failures(console, way, each)
         if each["cut_off"]:
             limit = stamp["ways"][way]["max_tokens"] if stamp["ways"][way] else "what it may be"
@@ -128,6 +129,9 @@ def show_evaluation(directory: RunDirectory, state: Text) -> None:
         console.print(_scores(summary["reports"]))
         if "baselines" in summary:  # one of an earlier version has none
             print_sentence(console, Text(f"{_instances(summary['reports'])}{_baselines(summary)}"))
+        for way, report in summary["reports"].items():
+            _print_endings(console, way, report)
+            _print_failures(console, way, report)
         if any(each.get("readings") for each in summary["reports"].values()):
             console.print(_readings(summary["reports"]))
 
@@ -219,6 +223,15 @@ def _print_selection(console: Console, selection: Mapping[str, Any]) -> None:
             "apart, so the first of them was taken.",
             style="yellow",
         )
+
+
+def _print_endings(console: Console, way: str, report: Mapping[str, Any]) -> None:
+    endings = report.get("endings", {})  # a report of an earlier version has none
+    if not endings:
+        return
+    late = any("timeout" in name for name in endings)
+    hint = " --episode-timeout SECONDS allows more time without the model." if late else ""
+    print_sentence(console, f"{way} ended: {endings_text(endings)}.{hint}", style="yellow" if late else "dim")
 
 
 def _print_failures(console: Console, way: str, report: Mapping[str, Any]) -> None:

@@ -33,6 +33,7 @@ from rllm.cli.terminal import (
 )
 from rllm.config.distill import PROMPTS
 from rllm.errors import ConfigError, choices_of
+from rllm.eval.words import endings_text
 from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run, runs_under
 from rllm.tracking.console import readable_seconds, sparkline
@@ -245,12 +246,14 @@ def _phases(directory: RunDirectory) -> list[dict[str, Any]]:
     with EpisodeStore.open(directory.store_path, read_only=True) as store:
         for phase in store.phases():
             ids, outcomes = store.row_ids(phase), store.counts_by_outcome(phase)
+            endings = store.counts_by_ending(phase)
             if ids:
                 phases.append(
                     {
                         "phase": phase,
                         "episodes": len(ids),
                         "outcomes": outcomes,
+                        "endings": endings,
                         "first_id": min(ids),
                         "last_id": max(ids),
                     }
@@ -264,11 +267,17 @@ def _print_phases(console: Console, phases: list[dict[str, Any]]) -> None:
         return
     outcomes = list(dict.fromkeys(name for each in phases for name in each["outcomes"]))
     console.print("\nEpisodes", style="bold")
-    phase_table = table("phase", "episodes", *outcomes, "ids", right=("episodes", *outcomes))
+    phase_table = table(
+        "phase", "episodes", *outcomes, "ids", "ended", right=("episodes", *outcomes), spare=("ids",)
+    )
     for each in phases:
         counts = (str(each["outcomes"].get(name, 0)) for name in outcomes)
         phase_table.add_row(
-            each["phase"], str(each["episodes"]), *counts, f"{each['first_id']}–{each['last_id']}"
+            each["phase"],
+            str(each["episodes"]),
+            *counts,
+            f"{each['first_id']}–{each['last_id']}",
+            endings_text(each["endings"]),
         )
     console.print(phase_table)
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from rllm.cli.terminal import print_sentence, success_table, table
 from rllm.eval.skill import Measure, SkillVerdict
 from rllm.eval.task_facts import MIN_DISTINCT
-from rllm.eval.words import baselines_sentence, compared_sentence, instances_sentence
+from rllm.eval.words import baselines_sentence, compared_sentence, endings_text, instances_sentence
 
 _STYLES = {
     SkillVerdict.GAINED: "bold green",
@@ -44,10 +44,25 @@ def print_success(
         f"\n{heading(summary['tasks']) if has_tasks else 'Success, with 95 % intervals'}", style="bold"
     )
     console.print(success_table({label: reports.get(name) for name, label in labels.items()}))
+    for line in _endings(reports, labels):
+        print_sentence(console, Text(line, style="dim"))
     if steps := summary.get("ended_early_after"):
         console.print(f"Ended early, after {steps} steps: evaluations between showed no gain any more.")
     if has_tasks:
         print_skill(console, summary, labels["before"])
+
+
+def _endings(reports: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
+    """The ways in which the episodes of each report ended; nothing of reports of an earlier version."""
+    lines: list[str] = []
+    for name, label in labels.items():
+        ways = {way: (reports.get(name) or {}).get(f"{way}_report", {}) for way in ("sampled", "greedy")}
+        parts = [
+            f"{way} {endings_text(each['endings'])}" for way, each in ways.items() if each.get("endings")
+        ]
+        if parts:
+            lines.append(f"{label} ended: {'; '.join(parts)}.")
+    return lines
 
 
 def print_skill(console: Console, summary: Mapping[str, Any], start: str) -> None:

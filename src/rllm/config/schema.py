@@ -167,6 +167,9 @@ class InferenceConfig:
     """Way in which a vLLM server gets new weights: `files`, a directory in the run's that it reads; `nccl`,
     tensors from the trainer's GPU to those of the server, which has to be started for it. Adapters go by
     files."""
+    model_timeout_s: float = 480.0
+    """A server that has answered no call for so long while one is open has failed: the episodes that wait for
+    it are failures of the infrastructure."""
     at_publish: str = "recompute"
     """Way in which answers under way at a vLLM server meet new weights. `recompute`: they go on by the new
     ones, which read their context anew, as the built-in engine does it. `keep`: they go on with the keys and
@@ -194,10 +197,12 @@ class InferenceConfig:
                 "servers",
                 "server_seeds",
                 "weight_transfer",
+                "model_timeout_s",
                 "at_publish",
             ):
                 unused("inference", self, name, "the built-in engine samples; set `inference.engine` to vllm")
             return
+        positive("inference.model_timeout_s", self.model_timeout_s)
         one_of("inference.at_publish", self.at_publish, ("recompute", "keep", "finish"))
         one_of("inference.weight_transfer", self.weight_transfer, ("files", "nccl"))
         unused("inference", self, "cache_tokens", "servers have their own; set `inference.engine` to local")
@@ -231,6 +236,10 @@ class RolloutConfig:
     step_timeout_s: float = 30.0
     """One environment reset or step; for programs, one judgement of the evaluator."""
     episode_timeout_s: float = 300.0
+    """An episode's own time: that of its environment, agent or program. It stands still while a model call of
+    the episode is open, queueing included."""
+    wall_timeout_s: float = 0.0
+    """All of an episode's time, model calls included; 0 is no limit."""
     retry_limit: int = 3
     """Tries of an episode that infrastructure failed; the policy's own failures are never tried again."""
     max_failed_fraction: float = 0.5
@@ -239,8 +248,8 @@ class RolloutConfig:
     strict: the first failure ends it. 1 leaves it to the first 8 attempts, not all of which may break a
     contract."""
     stall_timeout_s: float = 0.0
-    """A run in which no rollout moves for so long saves a checkpoint and ends; 0 takes twice
-    `episode_timeout_s`, and 600 at least."""
+    """A run in which no rollout and no step of the built-in engine moves for so long saves a checkpoint and
+    ends; 0 takes twice `episode_timeout_s`, and 600 at least."""
     truncation: TruncationConfig = field(default_factory=TruncationConfig)
     budget: CallBudget = field(default_factory=CallBudget)
     """The budget of each episode of a program for its model calls."""
@@ -261,6 +270,7 @@ class RolloutConfig:
         at_least("rollout.max_tokens_per_turn", self.max_tokens_per_turn, -1)
         positive("rollout.step_timeout_s", self.step_timeout_s)
         positive("rollout.episode_timeout_s", self.episode_timeout_s)
+        finite("rollout.wall_timeout_s", self.wall_timeout_s)
         finite("rollout.stall_timeout_s", self.stall_timeout_s)
         share("rollout.max_failed_fraction", self.max_failed_fraction)
         positive("rollout.temperature", self.temperature)

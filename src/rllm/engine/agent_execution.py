@@ -10,6 +10,7 @@ tasks × group_size ──► queue ──► n_parallel_agents workers ──�
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -29,13 +30,23 @@ from rllm.engine.rollout import (
     failed_trajectory,
     run_trajectory,
 )
-from rllm.engine.settings import client_for, copy_of, limits_of, require_settings, sampling_of, task_list
+from rllm.engine.settings import (
+    client_for,
+    copy_of,
+    limits_of,
+    patience_with,
+    require_settings,
+    sampling_of,
+    silence_limit_s,
+    task_list,
+)
 from rllm.engine.supervision import LoopWatchdog
 from rllm.engine.turnstile import Turnstile
 from rllm.engine.world import made_of
 from rllm.environments.base import BaseEnv
 from rllm.errors import ConfigError
 from rllm.inference.client import ModelClient, ModelSession
+from rllm.inference.episode_clock import MODEL_TIMEOUT_S, ModelPulse
 from rllm.types.episode import Episode, Outcome, Trajectory
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, row_of, task_id_of
@@ -68,6 +79,8 @@ class AgentExecutionEngine:
         max_prompt_length: int = 1024,
         enforce_max_prompt_length: bool = False,
         trajectory_timeout: float | None = None,
+        episode_timeout_s: float | None = None,
+        model_timeout_s: float | None = MODEL_TIMEOUT_S,
         step_timeout_s: float = 60.0,
         call_timeout_s: float = 600.0,
         deadline_s: float | None = None,
@@ -90,9 +103,11 @@ class AgentExecutionEngine:
         Tokens: `max_prompt_length` limits the first prompt and `max_response_length` all that follows it;
         with `enforce_max_prompt_length` they limit every prompt and every answer. 0 is no limit.
 
-        Time, in seconds: `step_timeout_s` is of one environment call, `call_timeout_s` of one model call,
-        `trajectory_timeout` of an episode (None leaves it to the other two), `deadline_s` of a whole `run`.
-        `retry_wait_s` is the wait before the first retry of anything, and doubles with each.
+        Time, in seconds: `step_timeout_s` is of one environment call, `call_timeout_s` of one call to a
+        server, `episode_timeout_s` of an episode without its model calls, `trajectory_timeout` of an episode
+        with them, `deadline_s` of a whole `run`; None is no limit. A server that answers no call for
+        `model_timeout_s` has failed. `retry_wait_s` is the wait before the first retry of anything, and
+        doubles with each.
 
         `oversampling` starts that many times `group_size` attempts at each task: the first `group_size` that
         finish count, the others are cancelled. Which ones those are depends on timing. `overlong_filter`
@@ -123,13 +138,15 @@ class AgentExecutionEngine:
             raise ConfigError(f"`seed` is {seed!r}; it must be a whole number.")
         self.agent_class = agent_class
         self.env_class = env_class
-        self.limits = limits_of(
+        limits = limits_of(
             max_steps=max_steps,
             max_prompt_length=max_prompt_length,
             max_response_length=max_response_length,
             enforce_max_prompt_length=enforce_max_prompt_length,
             step_timeout_s=step_timeout_s,
             trajectory_timeout=trajectory_timeout,
+            episode_timeout_s=episode_timeout_s,
+            model_timeout_s=model_timeout_s,
             call_timeout_s=call_timeout_s,
             api_retries=api_retries,
             retry_wait_s=retry_wait_s,
@@ -139,6 +156,12 @@ class AgentExecutionEngine:
         self.client: ModelClient = client_for(
             rollout_engine, engine_name, dict(rollout_engine_args or {}), tokenizer, model
         )
+        self.limits = replace(
+            limits,
+            patience=patience_with([self.client], limits.patience),
+            model_timeout_s=silence_limit_s([self.client], model_timeout_s),
+        )
+        self.pulse = ModelPulse()
         self.num_parallel = n_parallel_agents
         self.retry_limit = retry_limit
         self.oversampling = oversampling
@@ -366,6 +389,7 @@ class _Run:
             session=session,
             vitals=vitals,
             deadline_at=self._deadline_at,
+            pulse=engine.pulse,
             slot=slot,
             turnstile=self.turnstile,
         )

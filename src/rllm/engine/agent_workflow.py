@@ -24,11 +24,19 @@ from rllm.engine.environment_pool import EnvironmentPool
 from rllm.engine.failures import FailureBudget, contract_error_of
 from rllm.engine.published_client import PublishedClient
 from rllm.engine.records import Records
-from rllm.engine.settings import require_settings, task_list
+from rllm.engine.settings import patience_with, require_settings, silence_limit_s, task_list
 from rllm.engine.supervision import LoopWatchdog
-from rllm.engine.workflow_attempt import UNPAID, WORKFLOW, AnyTask, WorkflowAttempt, WorkflowSettings
+from rllm.engine.workflow_attempt import (
+    EPISODE_TIMEOUT_S,
+    UNPAID,
+    WORKFLOW,
+    AnyTask,
+    WorkflowAttempt,
+    WorkflowSettings,
+)
 from rllm.errors import ConfigError
 from rllm.inference.call_retries import CallPatience
+from rllm.inference.episode_clock import MODEL_TIMEOUT_S
 from rllm.inference.rollout_engine import (
     DEFAULT_POLICY,
     Client,
@@ -76,7 +84,9 @@ class AgentWorkflowEngine:
         retry_wait_s: float = 0.5,
         call_timeout_s: float = 600.0,
         step_timeout_s: float = 60.0,
-        episode_timeout_s: float = 3600.0,
+        episode_timeout_s: float = EPISODE_TIMEOUT_S,
+        wall_timeout_s: float | None = None,
+        model_timeout_s: float | None = MODEL_TIMEOUT_S,
         deadline_s: float | None = None,
         oversampling: float = 1.0,
         max_workers: int = 64,
@@ -91,10 +101,11 @@ class AgentWorkflowEngine:
         failures are beyond the budget: for it, `max_failed_fraction`, `oversampling` and `stored` see
         `AgentExecutionEngine`.
 
-        Time, in seconds: `call_timeout_s` is of one model call, `step_timeout_s` of one call in a thread
-        (`Workflow.run_in_executor`), `episode_timeout_s` of an attempt whose workflow has no lower `timeout`,
-        `deadline_s` of a whole `run`. `retry_wait_s` is the wait before the first retry of anything, and
-        doubles with each.
+        Time, in seconds: `call_timeout_s` is of one call to a server, `step_timeout_s` of one call in a
+        thread (`Workflow.run_in_executor`), `episode_timeout_s` of an attempt without its model calls,
+        `wall_timeout_s` (or the workflow's own `timeout`) of an attempt with them, `deadline_s` of a whole
+        `run`. A server that answers no call for `model_timeout_s` has failed; None waits for ever.
+        `retry_wait_s` is the wait before the first retry of anything, and doubles with each.
 
         `waves` send the calls of all attempts to the built-in engine together. `workers` runs those that the
         workflow calls and that have a model or program of their own; `contracts` are those of all of them,
@@ -129,11 +140,14 @@ class AgentWorkflowEngine:
             roles=roles_checked(roles or {}, by_policy),
             budget=budget or TokenBudget(),
             seed=seed,
-            patience=CallPatience(
-                retries=api_retries, call_timeout_s=call_timeout_s, first_wait_s=retry_wait_s
+            patience=patience_with(
+                by_policy.values(),
+                CallPatience(retries=api_retries, call_timeout_s=call_timeout_s, first_wait_s=retry_wait_s),
             ),
             step_timeout_s=step_timeout_s,
             episode_timeout_s=episode_timeout_s,
+            wall_timeout_s=wall_timeout_s,
+            model_timeout_s=silence_limit_s(by_policy.values(), model_timeout_s),
             workers=workers,
             contracts=contracts,
         )

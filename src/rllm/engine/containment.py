@@ -1,8 +1,8 @@
 """A coroutine of a user's in the engine's own loop: whatever it does, the engine goes on.
 
-    contain(coroutine, time_up) ──► ContainedEnd(value or error)     it came to an end by itself
-                                  ──► ContainedEnd(timed_out=True)     its time was up, however it then ended
-                                  ──► ContainedEnd(is_abandoned=True)  nor did it end in the grace period
+    contain(coroutine, clock) ──► ContainedEnd(value or error)     it came to an end by itself
+                              ──► ContainedEnd(timed_out=True)     its clock rang, however it then ended
+                              ──► ContainedEnd(is_abandoned=True)  nor did it end in the grace period
 
 What it raises is handed over, CancelledError and SystemExit included, which would otherwise end the loop. One
 that is told to end and swallows that is told again, then closed, then left behind where nobody waits for it.
@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from rllm.inference.episode_clock import EpisodeClock
 
 GRACE_S = 1.0
 """The time that a coroutine has to end when it is told to."""
@@ -32,25 +34,30 @@ class ContainedEnd:
 
 async def contain(
     coroutine: Coroutine[Any, Any, Any],
-    time_up: float,
+    clock: EpisodeClock,
     on_start: Callable[[Callable[[], None]], None],
 ) -> ContainedEnd:
-    """Run it until it ends or `time_up`, by the loop's clock.
+    """Run it until it ends or `clock`, which is begun here, rings.
 
     `on_start` gets a function that ends it at once. Whoever waits here and is cancelled ends it as well.
     """
-    loop = asyncio.get_running_loop()
-    stop_future = loop.create_future()
-    on_start(lambda: None if stop_future.done() else stop_future.set_result(None))
+    stop_future = asyncio.get_running_loop().create_future()
+
+    def stop() -> None:
+        if not stop_future.done():
+            stop_future.set_result(None)
+
+    on_start(stop)
+    clock.begin(stop)
     running = asyncio.create_task(_run_to_end(coroutine))
     try:
-        await asyncio.wait(
-            {running, stop_future}, timeout=time_up - loop.time(), return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait({running, stop_future}, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         await _end(running, coroutine)
         raise
-    if running.done() and loop.time() < time_up and not stop_future.done():
+    finally:
+        clock.stop()
+    if running.done() and not clock.is_over() and not stop_future.done():
         return running.result()
     await _end(running, coroutine)
     return ContainedEnd(timed_out=True, is_abandoned=not running.done())

@@ -28,6 +28,7 @@ from inspect import isawaitable
 from typing import Any
 
 from rllm.engine.frames import frames_of_task, frames_of_thread, frames_text
+from rllm.inference.episode_clock import EpisodeClock, EpisodeLimits
 
 GRACE_S = 1.0
 
@@ -84,19 +85,25 @@ class ProgramRunner:
         function: Callable[..., Any],
         *arguments: Any,
         is_async: bool,
-        timeout_s: float,
+        timeout_s: float | None = None,
+        clock: EpisodeClock | None = None,
         give_up: Callable[[], Awaitable[None]] = _nothing,
     ) -> ProgramEnd:
-        """Call it and wait. `give_up` is awaited when its time is up, before it is told to end.
+        """Call it and wait, for `timeout_s` or until `clock`, which is begun here, rings. Then `give_up` is
+        awaited, and the function is told to end.
 
         Raises OutOfTime, with the line that it is at. What the function raises is returned, not raised.
         """
+        clock = clock or EpisodeClock(EpisodeLimits(wall_s=timeout_s))
+        rung: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         running = self._start(function, arguments, is_async)
         # `wait` leaves the future alone when time is up; `wait_for` would cancel it, and the end that comes
         # within the grace period would be lost.
         end = asyncio.wrap_future(running.end)
         try:
-            await asyncio.wait({end}, timeout=timeout_s)
+            clock.begin(lambda: rung.set_result(None))
+            await asyncio.wait({end, rung}, return_when=asyncio.FIRST_COMPLETED)
+            clock.stop()
             if end.done():
                 return end.result()
             where = running.place()
@@ -104,6 +111,7 @@ class ProgramRunner:
             running.stop()
             await asyncio.wait({end}, timeout=self._grace_s)
         except asyncio.CancelledError:
+            clock.stop()
             running.stop()
             # A task ends when it is told to; a thread that is told nothing may take as long as it likes.
             if running.loop is not None or self._stops_threads:
@@ -118,7 +126,7 @@ class ProgramRunner:
                 loop.leave()
                 self._loop = None
         raise OutOfTime(
-            f"It had not returned after {timeout_s:g} s{f'; it was at {where}' if where else ''}.",
+            f"It had not returned after {clock.limit_text}{f'; it was at {where}' if where else ''}.",
             is_abandoned=is_abandoned,
         )
 

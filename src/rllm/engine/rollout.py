@@ -11,9 +11,10 @@ A model call that failed is asked again here, and nowhere else. What the rest be
 
     scored                  the environment said that it is done
     truncated               turns, tokens or time ran out, or the agent said so; the reward is what was earned
+                            (time of its own: waiting for the model does not count, see `EpisodeClock`)
     policy failure          the agent's own code raised, or the environment cannot read what the model wrote
-    infrastructure failure  the environment raised or hung, the model failed every time, or a class of the
-                            user's broke its contract, say by a reward of NaN: no reward
+    infrastructure failure  the environment raised or hung, the model failed every time or was silent for too
+                            long, or a class of the user's broke its contract, say by a reward of NaN
     cancelled               nobody wants it any more
 
 Whether failures end the run is for `rllm.engine.failures` to say.
@@ -37,6 +38,7 @@ from rllm.environments.base import StepResult
 from rllm.errors import ActionError, AgentError, ContextLengthError, RewardError, error_text
 from rllm.inference.call_retries import CallPatience, answer_of
 from rllm.inference.client import ModelClient, ModelSession, Tools, takes_tools
+from rllm.inference.episode_clock import EpisodeClock, EpisodeLimits, ModelPulse
 from rllm.inference.reading import no_tools
 from rllm.types.budget import BudgetExceeded, BudgetMeter, TokenBudget
 from rllm.types.draws import draw_seed
@@ -60,10 +62,21 @@ class RolloutLimits:
     step_timeout_s: float = 60.0
     """The time limit of one environment call."""
     episode_timeout_s: float | None = 600.0
-    """None: as long as its turns take, each of which is limited."""
+    """The episode's own time, model calls not counted. None: as long as its turns take, each of which is
+    limited."""
+    wall_timeout_s: float | None = None
+    """All of its time."""
+    model_timeout_s: float | None = None
+    """The longest silence of the model."""
     budget: TokenBudget = field(default_factory=TokenBudget)
     patience: CallPatience = field(default_factory=lambda: CallPatience(retries=0))
     """With the model."""
+
+    @property
+    def times(self) -> EpisodeLimits:
+        return EpisodeLimits(
+            work_s=self.episode_timeout_s, wall_s=self.wall_timeout_s, silence_s=self.model_timeout_s
+        )
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -118,6 +131,7 @@ async def run_trajectory(
     session: ModelSession | None = None,
     vitals: Vitals | None = None,
     deadline_at: float | None = None,
+    pulse: ModelPulse | None = None,
     slot: int = 0,
     turnstile: Turnstile | None = None,
 ) -> Trajectory:
@@ -126,17 +140,18 @@ async def run_trajectory(
 
     The reward is the sum of the environment's rewards, and None when something failed: a failure is never a
     zero. What failed is in `vitals.failure`. `deadline_at`, by the loop's clock, ends it as its own time
-    limit would. `turnstile` is shared by rollouts that run together.
+    limit would. `turnstile` and `pulse` are shared by rollouts that run together.
     """
     used_pool = EnvironmentPool(1) if pool is None else pool
     used_session = client.session((key.episode.task_id, key.episode.attempt)) if session is None else session
     world = EnvironmentWorker(make_env, used_pool, step_timeout_s=limits.step_timeout_s, slot=slot)
     vitals = Vitals(key.episode) if vitals is None else vitals
-    rollout = _Rollout(agent, used_session, world, limits, sampling, key, vitals, turnstile)
+    clock = EpisodeClock(limits.times, pulse, deadline_at=deadline_at)
+    rollout = _Rollout(agent, used_session, world, limits, sampling, key, vitals, turnstile, clock)
     start_s = time.perf_counter()
     hurry = False
     try:
-        end = await rollout.end_of(_time_up(limits, deadline_at))
+        end = await rollout.play_to_end()
     except asyncio.CancelledError:
         hurry = True
         raise
@@ -172,13 +187,6 @@ def _record(trajectory: Trajectory, error: BaseException, place: str) -> dict[st
     return error_record(error, place) | {"step": len(trajectory.steps)}
 
 
-def _time_up(limits: RolloutLimits, deadline_at: float | None) -> float | None:
-    if limits.episode_timeout_s is None:
-        return deadline_at
-    own = asyncio.get_running_loop().time() + limits.episode_timeout_s
-    return own if deadline_at is None else min(own, deadline_at)
-
-
 def _expire(scope: asyncio.Timeout) -> None:
     if not scope.expired():
         scope.reschedule(asyncio.get_running_loop().time())
@@ -204,6 +212,7 @@ class _Rollout:
         key: RolloutKey,
         vitals: Vitals,
         turnstile: Turnstile | None,
+        clock: EpisodeClock,
     ) -> None:
         self.agent = agent
         self.session = session
@@ -214,6 +223,7 @@ class _Rollout:
         self.key = key
         self.vitals = vitals
         self.turnstile = turnstile
+        self.clock = clock
         self.meter = None if limits.budget.unlimited else BudgetMeter(limits.budget)
         self.trajectory = Trajectory()
         """The agent's own, as soon as it has one."""
@@ -221,20 +231,22 @@ class _Rollout:
         self.model_s: float
         """The seconds of the latest call of each."""
 
-    async def end_of(self, time_up: float | None) -> _Ended:
+    async def play_to_end(self) -> _Ended:
         """Play until it ends, and say how."""
-        return self.require_end(await self.end_of_play(time_up))
+        return self.require_end(await self.end_of_play())
 
-    async def end_of_play(self, time_up: float | None) -> _Ended:
+    async def end_of_play(self) -> _Ended:
         try:
-            async with asyncio.timeout_at(time_up) as scope:
+            async with asyncio.timeout(None) as scope:
                 self.vitals.interrupt = partial(_expire, scope)
+                self.clock.begin(self.vitals.interrupt)
                 try:
                     # A stop that came before `interrupt` was set has ended nothing.
                     if self.vitals.stop_outcome is None:
                         await self.play()
                 finally:
                     self.vitals.interrupt = None
+                    self.clock.stop()
         except _Ended as end:
             return end
         except TimeoutError:
@@ -244,6 +256,8 @@ class _Rollout:
             return _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error, AGENT)
         if self.vitals.stop_outcome is not None:
             return _Ended(TerminationReason.UNKNOWN, self.vitals.stop_outcome)
+        if (silence := self.clock.silence_error()) is not None:
+            return _Ended(TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, silence, MODEL)
         late = TimeoutError(
             f"The time of the episode was up in turn {self.vitals.turn}, when it waited for "
             f"{self.vitals.waits_for}."
@@ -316,13 +330,14 @@ class _Rollout:
         self.vitals.waits_for = MODEL
         start_s = time.perf_counter()
         try:
-            sampling = self.sampling_for(seed, self.max_tokens_left(messages, tools))
-            output = await answer_of(
-                self.question(messages, sampling, tools),
-                self.limits.patience,
-                seed=seed,
-                on_retry=self.note_retry,
-            )
+            with self.clock.call():
+                sampling = self.sampling_for(seed, self.max_tokens_left(messages, tools))
+                output = await answer_of(
+                    self.question(messages, sampling, tools),
+                    self.limits.patience,
+                    seed=seed,
+                    on_retry=self.note_retry,
+                )
         except BudgetExceeded as budget_error:
             raise _Ended(budget_error.reason, Outcome.TRUNCATED, budget_error) from budget_error
         except ContextLengthError as error:

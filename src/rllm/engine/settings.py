@@ -4,8 +4,9 @@ Published programs pass these arguments under their published names; each is hon
 """
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from numbers import Integral
 from typing import Any
 
@@ -70,11 +71,18 @@ def limits_of(
     enforce_max_prompt_length: bool,
     step_timeout_s: float,
     trajectory_timeout: float | None,
+    episode_timeout_s: float | None,
+    model_timeout_s: float | None,
     call_timeout_s: float,
     api_retries: int,
     retry_wait_s: float,
 ) -> RolloutLimits:
-    for name, value in (("step_timeout_s", step_timeout_s), ("trajectory_timeout", trajectory_timeout)):
+    for name, value in (
+        ("step_timeout_s", step_timeout_s),
+        ("trajectory_timeout", trajectory_timeout),
+        ("episode_timeout_s", episode_timeout_s),
+        ("model_timeout_s", model_timeout_s),
+    ):
         if value is not None and not value > 0.0:
             raise ConfigError(f"`{name}` is {value}; it must be above 0.")
     for name, value in (
@@ -86,7 +94,9 @@ def limits_of(
     return RolloutLimits(
         max_turns=max_steps,
         step_timeout_s=step_timeout_s,
-        episode_timeout_s=trajectory_timeout,
+        episode_timeout_s=episode_timeout_s,
+        wall_timeout_s=trajectory_timeout,
+        model_timeout_s=model_timeout_s,
         budget=TokenBudget(
             max_prompt_tokens=max_prompt_length,
             max_response_tokens=max_response_length,
@@ -94,6 +104,22 @@ def limits_of(
         ),
         patience=CallPatience(retries=api_retries, call_timeout_s=call_timeout_s, first_wait_s=retry_wait_s),
     )
+
+
+def patience_with(clients: Iterable[Any], patience: CallPatience) -> CallPatience:
+    """The patience with these clients. The built-in engine may take as long as it likes: it is in this
+    process, and a call that was given up would lose its place in the queue and be asked again."""
+    return replace(patience, call_timeout_s=math.inf) if _are_built_in(clients) else patience
+
+
+def silence_limit_s(clients: Iterable[Any], model_timeout_s: float | None) -> float | None:
+    """The longest silence of these clients; none of the built-in engine, which also waits for episodes that
+    are busy elsewhere."""
+    return None if _are_built_in(clients) else model_timeout_s
+
+
+def _are_built_in(clients: Iterable[Any]) -> bool:
+    return all(getattr(client, "is_built_in", False) for client in clients)
 
 
 def sampling_of(

@@ -128,8 +128,9 @@ class ProgressWatchdog:
         async with ProgressWatchdog(engine, limit_s=600, on_stall=save_checkpoint):
             await train()
 
-    Moving is a turn made or an episode ended; an engine without episodes has nothing to move. So the limit
-    has to be longer than the longest turn.
+    Moving is a turn made, an episode ended, or a step of the model (`model_steps` of the engine, where it has
+    them); an engine without episodes has nothing to move. So the limit has to be longer than the longest turn
+    of a model that does not count its steps.
     """
 
     def __init__(
@@ -191,8 +192,8 @@ class ProgressWatchdog:
                 self._report_stall(now - since)
                 return
 
-    def _moves(self) -> tuple[int, int]:
-        return self.engine.counts.turns, self.engine.counts.settled
+    def _moves(self) -> tuple[int, ...]:
+        return self.engine.counts.turns, self.engine.counts.settled, getattr(self.engine, "model_steps", 0)
 
     def _report_stall(self, for_s: float) -> None:
         live = self.engine.live()

@@ -15,7 +15,7 @@ import re
 import time
 import traceback
 import uuid
-from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -44,6 +44,13 @@ from rllm.errors import (
     SandboxError,
     error_text,
 )
+from rllm.inference.episode_clock import (
+    MODEL_TIMEOUT_S,
+    ClockEnd,
+    EpisodeClock,
+    EpisodeLimits,
+    ModelPulse,
+)
 from rllm.rewards.evaluator import Evaluator, as_evaluator
 from rllm.types.call_budget import REASONS, CallBudget
 from rllm.types.draws import draw_seed
@@ -63,7 +70,10 @@ TRAINING = "train"
 
 
 class TracedSession(Protocol):
-    """One program's access to the model; see `rllm.gateway.server.GatewaySession`."""
+    """One program's access to the model; see `rllm.gateway.server.GatewaySession`.
+
+    Its `tell`, where it has one, tells an EpisodeClock of its calls.
+    """
 
     id: str
 
@@ -118,6 +128,8 @@ class TracedEngine:
         model: str,
         n_parallel_tasks: int = 128,
         episode_timeout_s: float = 600.0,
+        wall_timeout_s: float | None = None,
+        model_timeout_s: float | None = MODEL_TIMEOUT_S,
         evaluator_timeout_s: float = 60.0,
         retry_limit: int = 3,
         seed: int = 0,
@@ -131,6 +143,10 @@ class TracedEngine:
         the program's own counts. `requires_ids`: a call without token ids fails its episode, because it
         cannot be trained on. `max_failed_fraction`, `stored`: see `AgentExecutionEngine`. `budget`: of the
         calls of each try; the program's own counts as well. Who reaches it is cut off, and judged.
+
+        Time, in seconds: `episode_timeout_s` is of a program without its model calls, `wall_timeout_s` of one
+        with them. A server that answers no call for `model_timeout_s` has failed; None, for the built-in
+        engine, waits for ever.
         """
         for name, value in (("n_parallel_tasks", n_parallel_tasks), ("retry_limit", retry_limit)):
             if value < 1:
@@ -146,7 +162,10 @@ class TracedEngine:
         self.gateway = gateway
         self.model = model
         self.num_parallel = min(n_parallel_tasks, self.flow.max_concurrent or n_parallel_tasks)
-        self.episode_timeout_s = episode_timeout_s
+        self.limits = EpisodeLimits(
+            work_s=episode_timeout_s, wall_s=wall_timeout_s, silence_s=model_timeout_s
+        )
+        self.pulse = ModelPulse()
         self.evaluator_timeout_s = evaluator_timeout_s
         self.retry_limit = retry_limit
         self.seed = seed
@@ -248,8 +267,7 @@ class TracedEngine:
                         self, identity, task, purpose, sampling, self._session_id(identity, purpose), vitals
                     )
                     episode = await attempt.play(self._runner)
-                    is_infra_failure = episode.outcome is Outcome.INFRASTRUCTURE_FAILURE
-                    if not is_infra_failure or broken_contract(vitals.failure) or tries >= self.retry_limit:
+                    if tries >= self.retry_limit or not attempt.may_start_over(episode):
                         break
                     tries += 1
                     self.counts.retries += 1
@@ -293,12 +311,17 @@ class _Attempt:
         )
         # For the evaluator, so with the answers: taken here, where the program cannot change it.
         self.row = copy.deepcopy(task.to_row())
+        self.clock = EpisodeClock(engine.limits, engine.pulse, on_answer=self._note_answer)
         self.session = engine.gateway.open_session(
             session_id,
             seed=draw_seed(engine.seed, purpose, identity.task_id, identity.attempt, "program"),
             sampling=dict(sampling),
             budget=engine.budget,
         )
+        # Sessions of a gateway in another process tell nothing, and then waiting is the program's own time.
+        tell: Callable[[EpisodeClock], None] | None = getattr(self.session, "tell", None)
+        if tell is not None:
+            tell(self.clock)
         self.config = AgentConfig(
             base_url=self.session.base_url,
             model=engine.model,
@@ -307,7 +330,7 @@ class _Attempt:
                 "task_id": identity.task_id,
                 "attempt": identity.attempt,
                 "purpose": purpose,
-                "timeout_s": engine.episode_timeout_s,
+                "timeout_s": engine.limits.wall_s or engine.limits.work_s,
             },
             is_validation=bool(purpose) and not purpose.startswith(TRAINING),
             # `top_k` is set for the session and no keyword of OpenAI's client, which programs pass these to.
@@ -316,7 +339,7 @@ class _Attempt:
 
     async def play(self, runner: ProgramRunner) -> Episode:
         """The episode; what made it fail is in `vitals.failure`."""
-        engine, flow = self.engine, self.engine.flow
+        flow = self.engine.flow
         started_at, start_s = time.time(), time.perf_counter()
         result, error, num_abandoned = None, None, 0
         self.vitals.waits_for = f"its program, {flow.name}"
@@ -326,7 +349,7 @@ class _Attempt:
                 self.task,
                 self.config,
                 is_async=flow.is_async,
-                timeout_s=engine.episode_timeout_s,
+                clock=self.clock,
                 give_up=self.session.close,  # its calls fail at once, so that it may end by itself
             )
             result, error = end.value, end.error
@@ -352,10 +375,25 @@ class _Attempt:
         }
         return episode
 
+    def may_start_over(self, episode: Episode) -> bool:
+        """Whether another try may help: not where the model was waited for long enough, nor for a broken
+        contract."""
+        return (
+            episode.outcome is Outcome.INFRASTRUCTURE_FAILURE
+            and self.clock.end is not ClockEnd.SILENCE
+            and not broken_contract(self.vitals.failure)
+        )
+
+    def _note_answer(self) -> None:
+        self.vitals.turn += 1
+        self.vitals.counts.turns += 1
+
     async def _episode(
         self, value: Any, error: BaseException | None, calls: Captured, runner: ProgramRunner
     ) -> Episode:
         role = self.engine.flow.name
+        if (silence := self.clock.silence_error()) is not None:
+            return self._failed_episode(calls, Outcome.INFRASTRUCTURE_FAILURE, silence, MODEL)
         infrastructure = calls.infrastructure_error()
         cut_off = error.reason if isinstance(error, TerminationEvent) else None
         # Before all else: a program that caught its client's error went on without an answer of the policy.

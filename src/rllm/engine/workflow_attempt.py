@@ -27,7 +27,8 @@ from rllm.engine.settings import copy_of
 from rllm.engine.step_claims import claim_steps
 from rllm.errors import AgentError, ConfigError, InferenceError, error_text, shorten
 from rllm.inference.call_retries import CallPatience
-from rllm.inference.rollout_engine import Client, RecordedCall, RoleSettings, RolloutEngine
+from rllm.inference.episode_clock import ClockEnd, EpisodeClock, EpisodeLimits, ModelPulse
+from rllm.inference.rollout_engine import Client, RoleSettings, RolloutEngine
 from rllm.types.budget import BudgetExceeded, TokenBudget
 from rllm.types.episode import Episode, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
 from rllm.types.judgements import finite_number
@@ -44,6 +45,8 @@ from rllm.workflows.workflow import Workflow
 AnyTask = Task | Mapping[str, Any]
 WORKFLOW = "workflow"
 """Where an attempt failed: `info["error"]["place"]`; else at the model."""
+EPISODE_TIMEOUT_S = 3600.0
+"""The time of one attempt without its model calls, where no other limit is given."""
 UNPAID = (Outcome.POLICY_FAILURE, Outcome.INFRASTRUCTURE_FAILURE, Outcome.CANCELLED)
 """The ends of an episode that have no reward."""
 
@@ -64,8 +67,13 @@ class WorkflowSettings:
     """With the model, and before another try of an attempt."""
     step_timeout_s: float = 60.0
     """One call in a thread: `Workflow.run_in_executor`."""
-    episode_timeout_s: float = 3600.0
-    """One attempt whose workflow does not set a lower `timeout` itself."""
+    episode_timeout_s: float = EPISODE_TIMEOUT_S
+    """An attempt's own time, model calls not counted."""
+    wall_timeout_s: float | None = None
+    """All of its time; a workflow may set a lower `timeout` itself."""
+    model_timeout_s: float | None = None
+    """The longest silence of the model."""
+    pulse: ModelPulse = field(default_factory=ModelPulse)
     workers: WorkerRunner | None = None
     """Runs the workers of the workflow that have a model or program of their own."""
     contracts: Mapping[str, Contract] | None = None
@@ -80,6 +88,12 @@ class WorkflowSettings:
         if self.contracts is None:
             object.__setattr__(self, "contracts", worker_contracts(self.workflow_cls))
         require_workers(self.workflow_cls.__name__, self.contracts or {}, self.workers)
+
+    @property
+    def times(self) -> EpisodeLimits:
+        return EpisodeLimits(
+            work_s=self.episode_timeout_s, wall_s=self.wall_timeout_s, silence_s=self.model_timeout_s
+        )
 
     def policy_of(self, role: str) -> str:
         settings = self.roles.get(role)
@@ -120,7 +134,9 @@ class WorkflowAttempt:
         self.settings = settings
         self.identity = identity
         self.vitals = vitals
-        self.deadline_at = deadline_at
+        self.clock = EpisodeClock(
+            settings.times, settings.pulse, deadline_at=deadline_at, on_answer=self._note_answer
+        )
         self.task = copy_of(row_of(task))
         self.rollout_engine = RolloutEngine(
             settings.clients if clients is None else clients,
@@ -129,7 +145,7 @@ class WorkflowAttempt:
             roles=settings.roles,
             budget=settings.budget,
             patience=settings.patience,
-            on_answer=self._note_answer,
+            clock=self.clock,
         )
         self.pool = pool
         self.name = settings.workflow_cls.__name__
@@ -204,10 +220,11 @@ class WorkflowAttempt:
         return episode, end.error
 
     def may_start_over(self, episode: Episode) -> bool:
-        """Whether another try may help: not for a model call, which has been asked again already, nor for a
-        broken contract."""
+        """Whether another try may help: not for a model call, which has been asked again already or was
+        waited for long enough, nor for a broken contract."""
         is_infra_failure = episode.outcome is Outcome.INFRASTRUCTURE_FAILURE
-        return is_infra_failure and self.rollout_engine.failure is None and not self._broke_contract
+        has_model_failed = self.rollout_engine.failure is not None or self.clock.end is ClockEnd.SILENCE
+        return is_infra_failure and not has_model_failed and not self._broke_contract
 
     async def close(self, *, is_abandoned: bool = False) -> list[str]:
         """End its calls and close its environments; what they raise is kept beside the result."""
@@ -223,14 +240,13 @@ class WorkflowAttempt:
                 errors.append(f"{type(error).__name__}: {error_text(error)}")
         return errors
 
-    def _note_answer(self, call: RecordedCall) -> None:
+    def _note_answer(self) -> None:
         self.vitals.turn += 1
         self.vitals.counts.turns += 1
 
     # ---- from what happened to an outcome --------------------------------------------------------------
 
     async def _run(self) -> tuple[Episode | None, _End]:
-        loop = asyncio.get_running_loop()
         # It may have been stopped while it waited for this try.
         if self.vitals.stop_outcome is not None:
             return None, _End(reason=TerminationReason.UNKNOWN, outcome=self.vitals.stop_outcome)
@@ -238,10 +254,8 @@ class WorkflowAttempt:
             workflow = self.make()
         except Exception as error:  # noqa: BLE001  the one place where it becomes an outcome
             return None, _ended_by(error)
-        limit_s = min(workflow.timeout, self.settings.episode_timeout_s)
-        time_up = loop.time() + limit_s
-        time_up = time_up if self.deadline_at is None else min(time_up, self.deadline_at)
-        end = await contain(workflow.run(self.task, str(self.identity)), time_up, self._let_interrupt)
+        self.clock.promise(workflow.timeout)
+        end = await contain(workflow.run(self.task, str(self.identity)), self.clock, self._let_interrupt)
         self.vitals.interrupt = None
         if self.vitals.stop_outcome is not None:
             return None, _End(
@@ -249,6 +263,10 @@ class WorkflowAttempt:
                 outcome=self.vitals.stop_outcome,
                 is_abandoned=end.is_abandoned,
             )
+        if (silence := self.clock.silence_error()) is not None:
+            failed = _failed_end(silence, place=MODEL)
+            failed.is_abandoned = end.is_abandoned
+            return None, failed
         if end.timed_out:
             left = ", nor after it was told to end: it is left behind" if end.is_abandoned else ""
             late = TimeoutError(f"{self.name}.run had not returned when its time was up{left}.")

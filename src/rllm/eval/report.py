@@ -7,7 +7,7 @@ Results ──► report_of ──► counts, success with failures as zero and 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,9 @@ class EvaluationReport:
     effective_size: float
     """The number of distinct instances that would say as much, by Kish: (Σ n)² / Σ n² over attempts at
     each."""
+
+    endings: dict[str, int] = field(default_factory=dict[str, int])
+    """The number of episodes by how they ended, the most frequent first."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -120,6 +123,7 @@ def report_of(results: Sequence[Result]) -> EvaluationReport:
         ),
         distinct=len({_instance(result) for result in results}),
         effective_size=effective_size([_instance(result) for result in results]),
+        endings=dict(Counter(result.ending for result in results if result.ending).most_common()),
     )
 
 

@@ -15,7 +15,7 @@ from rllm.engine.rollout import GRADE
 from rllm.environments.judging import GRADER_KEYS, GraderFailure
 from rllm.environments.world import task_content
 from rllm.store.episodes import EpisodeStore
-from rllm.types.episode import Episode, Outcome, Step
+from rllm.types.episode import Episode, Outcome, Step, ending
 from rllm.types.messages import FinishReason, Message
 from rllm.types.task import EpisodeId, Task
 
@@ -47,6 +47,8 @@ class Result:
     """The grader's reason, or the failure."""
     is_cut_off: bool = False
     """Whether an answer ran into `max_tokens`."""
+    ending: str = ""
+    """The way in which it ended; see `rllm.types.episode.ending`."""
     is_unjudged: bool = False
     """Whether it failed because its judge could not judge it."""
     readings: Mapping[str, bool] = field(default_factory=dict[str, bool])
@@ -94,6 +96,7 @@ def result_of(episode: Episode) -> Result:
             step.model_output is not None and step.model_output.finish_reason is FinishReason.LENGTH
             for step in steps
         ),
+        ending=ending(episode.outcome, episode.termination_reason),
         is_unjudged=error.get("type") == GraderFailure.__name__,
     )
 

@@ -37,6 +37,11 @@ def compared_sentence(counts: Mapping[str, Any]) -> str:
     return f"Compared with the first {num_compared:,} of the {num_train:,} training tasks that a run draws."
 
 
+def endings_text(endings: Mapping[str, int]) -> str:
+    """The number of episodes by how they ended, such as `env_done 60, timeout 4`."""
+    return ", ".join(f"{name} {count}" for name, count in endings.items())
+
+
 def baselines_sentence(baselines: Mapping[str, float]) -> str:
     """The optimum first, then what needs no skill, the best of it first."""
     order = sorted(baselines, key=lambda name: (name != OPTIMUM, -baselines[name], name != RANDOM))

@@ -13,7 +13,7 @@ answered.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeGuard
 
@@ -21,6 +21,7 @@ from rllm.errors import AgentError, ConfigError, ContextLengthError, InferenceEr
 from rllm.inference.branches import BranchConversation, Branches
 from rllm.inference.call_retries import CallPatience, answer_of
 from rllm.inference.client import ModelClient, ModelSession, TokenClient, takes_tools
+from rllm.inference.episode_clock import EpisodeClock
 from rllm.inference.reading import as_it_may_come_back, no_tools, parsed_text, read_into
 from rllm.rendering.answers import without_thoughts
 from rllm.rendering.conversations import ConversationTree
@@ -74,10 +75,10 @@ class RolloutEngine:
         roles: Mapping[str, RoleSettings] | None = None,
         budget: TokenBudget | None = None,
         patience: CallPatience | None = None,
-        on_answer: Callable[[RecordedCall], None] = lambda call: None,
+        clock: EpisodeClock | None = None,
     ) -> None:
-        """`key`: seed, purpose, task and attempt; every draw is derived from it. `on_answer` hears of every
-        answered call.
+        """`key`: seed, purpose, task and attempt; every draw is derived from it. `clock`: of the
+        attempt, whose own time stands still while a call is open.
         """
         self.clients = clients_by_policy(clients)
         self.roles = roles_checked(roles or {}, self.clients)
@@ -93,7 +94,7 @@ class RolloutEngine:
         """Calls that were asked again."""
         self.waits_for = ""
         """The reason that the latest call waits; "" when none is under way."""
-        self._on_answer = on_answer
+        self._clock = clock
         self._sessions: list[ModelSession] = []
         self._branches = Branches()
         self._failed: dict[str, Exception] = {}
@@ -163,9 +164,10 @@ class RolloutEngine:
         self._asking.add(asking)
         self.waits_for = "model"
         try:
-            output = await self._answer(
-                self.clients[policy], conversation, meter, request_messages, tool_list, params
-            )
+            with nullcontext() if self._clock is None else self._clock.call():
+                output = await self._answer(
+                    self.clients[policy], conversation, meter, request_messages, tool_list, params
+                )
         except ContextLengthError as error:
             raise BudgetExceeded(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED, str(error)) from error
         except (AgentError, ConfigError, RewardError, TerminationEvent):
@@ -181,7 +183,6 @@ class RolloutEngine:
         output.completion_id = self._own_name(output.completion_id)
         call = RecordedCall(role=role or "", policy=policy, messages=request_messages, output=output)
         self.calls.append(call)
-        self._on_answer(call)
         # Not `cut_off`: the workflow gets the answer, sees its finish reason, and cannot ask another time.
         meter.record(*_tokens_of(output), cut_off=False)
         conversation.first_prompt_tokens = meter.first_prompt_tokens

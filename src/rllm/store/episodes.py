@@ -15,6 +15,7 @@ import sqlite3
 import struct
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -32,7 +33,7 @@ from rllm.store.migrations import (
     require_readable,
     version_of,
 )
-from rllm.types.episode import Episode
+from rllm.types.episode import Episode, Outcome, TerminationReason, ending
 
 TRAIN_PHASE = "train"
 """The phase whose steps are policy updates; it and the next are those that `rollback_to` shortens."""
@@ -196,6 +197,17 @@ class EpisodeStore:
                 values,
             )
             return dict(rows.fetchall())
+
+    def counts_by_ending(self, phase: str | None = None, step: int | None = None) -> dict[str, int]:
+        """The number of episodes with each end, the most frequent first; see `rllm.types.episode.ending`."""
+        where, values = _condition(phase, step)
+        counts: Counter[str] = Counter()
+        with self._reading() as connection:
+            for outcome, reason, count in connection.execute(
+                f"SELECT outcome, termination_reason, count(*) {_FROM} {where} GROUP BY 1, 2", values
+            ):
+                counts[ending(Outcome(outcome) if outcome else None, TerminationReason(reason))] += count
+        return dict(counts.most_common())
 
     def phases(self) -> list[str]:
         """Phases in the order they first appeared."""

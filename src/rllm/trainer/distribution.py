@@ -36,7 +36,7 @@ def require_distributed(config: TrainConfig, num_ranks: int, *, is_program: bool
 
 
 def _require_signs_of_life(config: TrainConfig) -> None:
-    """A program is heard of when it ends or is judged, and not between."""
+    """A program is heard of when the model has answered it, when it ends or is judged, and not between."""
     silent_s = config.rollout.episode_timeout_s + config.rollout.step_timeout_s
     if config.distributed.timeout_s <= silent_s:
         raise ConfigError(

@@ -125,7 +125,13 @@ class RunParts:
 async def train(run: RunParts) -> dict[str, Any]:
     """The whole run; returns the summary that `summary.json` holds."""
     limit_s, report_path = stall_limit_s(run.config), run.record.path / "stall.txt"
-    async with saved_when_stopped(run.engine, run.save_if_whole, limit_s=limit_s, report_path=report_path):
+    async with saved_when_stopped(
+        run.engine,
+        run.save_if_whole,
+        limit_s=limit_s,
+        report_path=report_path,
+        clients=run.clients.values(),
+    ):
         await report(run, "untrained")
         await warm_start(run)
         await report(run, "before")

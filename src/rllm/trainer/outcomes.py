@@ -118,6 +118,7 @@ def step_metrics(episodes: Sequence[Episode], judgement: Judged, batch: Training
         "episodes": counts.episodes,
         "failed": counts.removed,
         **{f"failed.{outcome}": count for outcome, count in _failures(episodes).items()},
+        **{f"ended.{reason}": count for reason, count in _endings(episodes).items()},
         "groups": counts.groups,
         "groups_tied": counts.tied,
         "groups_alone": counts.alone,
@@ -145,6 +146,11 @@ def step_metrics(episodes: Sequence[Episode], judgement: Judged, batch: Training
 def _failures(episodes: Sequence[Episode]) -> Counter[Outcome]:
     """The number of episodes that ended in each of the ways that teach nothing."""
     return Counter(how for each in episodes if (how := each.outcome) is not None and how not in LEARNABLE)
+
+
+def _endings(episodes: Sequence[Episode]) -> Counter[TerminationReason]:
+    """The number of episodes that did not fail, by the reason that they ended."""
+    return Counter(each.termination_reason for each in episodes if each.outcome in LEARNABLE)
 
 
 def role_facts(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:

@@ -70,6 +70,15 @@ LEARNABLE = frozenset({Outcome.SCORED, Outcome.TRUNCATED})
 zero."""
 
 
+def ending(outcome: Outcome | None, reason: TerminationReason) -> str:
+    """The end of an episode, as reports count it: `env_done`, `timeout`, `policy_failure (timeout)`."""
+    if outcome in LEARNABLE:
+        return str(outcome if reason is TerminationReason.UNKNOWN else reason)
+    name = str(outcome or Outcome.INFRASTRUCTURE_FAILURE)
+    says_more = reason not in (TerminationReason.UNKNOWN, TerminationReason.ERROR)
+    return f"{name} ({reason})" if says_more else name
+
+
 class _Ids:
     """Unique without asking the system for random bytes: a rollout makes thousands of steps a second."""
 

@@ -83,7 +83,8 @@ def _agent_flow(contract: Contract, agent_class: type[BaseAgent]) -> AgentFlow:
         vitals = Vitals(key.episode)
         limits = RolloutLimits(
             max_turns=1 + contract.constraints.repair,
-            episode_timeout_s=contract.constraints.timeout_seconds,
+            episode_timeout_s=None,
+            wall_timeout_s=contract.constraints.timeout_seconds,
         )
         try:
             await run_trajectory(agent_class(), lambda: world, client, limits=limits, key=key, vitals=vitals)
@@ -114,7 +115,7 @@ def _workflow_flow(
             # The runtime counts the attempts of a run, so the engine makes only one.
             retry_limit=1,
             workers=runner,
-            episode_timeout_s=contract.constraints.timeout_seconds,
+            wall_timeout_s=contract.constraints.timeout_seconds,
         )
         row = {"question": question_of(contract, task.metadata), **task.metadata}
         try:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -89,15 +89,16 @@ class Workflow(ABC):
         self,
         rollout_engine: RolloutEngine,
         executor: Executor | None = None,
-        timeout: float = 600.0,
+        timeout: float = inf,
         gamma: float = 0.0,
         reward_bonus_coeff: float = 0.0,
         store: Any = None,
         broken_contract_reward: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """`timeout`: seconds for one attempt. `gamma` discounts each step's `mc_return`, and no reward: what
-        training credits turns with is `algorithm.credit`. `reward_bonus_coeff`: see `adjust_step_rewards`.
+        """`timeout`: seconds for one attempt, model calls included; none unless given. `gamma` discounts each
+        step's `mc_return`, and no reward: what training credits turns with is `algorithm.credit`.
+        `reward_bonus_coeff`: see `adjust_step_rewards`.
         `store`: kept as it is, for workflows that remember something across attempts.
         `broken_contract_reward`: of a policy whose answer as a worker breaks the contract; None makes that a
         failure of the policy.

@@ -125,6 +125,8 @@ class ClientCall:
         if self.first_token_s is None:
             self.first_token_s = self.elapsed_s
         self.pieces.append(piece)
+        if self.session.clock is not None:
+            self.session.clock.note_part()
         if self.sink is not None:
             await self.sink.piece(piece)
 
@@ -166,6 +168,8 @@ class Calls:
         self._counts.num_accepted += 1
         self._in_flight.add(call)
         session.in_flight.add(call)
+        if session.clock is not None:
+            session.clock.open_call()
         self.retries.begin(call.key, call)
         call.task = asyncio.create_task(self._run(call))
         return call
@@ -256,6 +260,10 @@ class Calls:
         finally:
             self._in_flight.discard(call)
             call.session.in_flight.discard(call)
+            if (clock := call.session.clock) is not None:
+                if isinstance(outcome, Answer):
+                    clock.note_answer()
+                clock.close_call()
             self.retries.end(call.key, call)
             self._settle(call, gateway_closed() if outcome is None else outcome)
 

@@ -53,6 +53,7 @@ from rllm.gateway.server.prometheus import CONTENT_TYPE
 from rllm.gateway.server.published import PublishedRoutes, worker_rows
 from rllm.gateway.server.responses import KeptResponses, delete_refused
 from rllm.gateway.server.sessions import MAX_IDLE_SESSIONS, Session, SessionRegistry
+from rllm.inference.episode_clock import EpisodeClock
 from rllm.types.call_budget import CallBudget
 from rllm.types.wire import Answer, CallRecord, CallRequest, Policy
 
@@ -451,6 +452,10 @@ class GatewaySession:
     def root_url(self) -> str:
         """For Anthropic clients, which add /v1 themselves."""
         return self.base_url.removesuffix("/v1")
+
+    def tell(self, clock: EpisodeClock) -> None:
+        """Tell `clock` when calls of the session begin and end, from now on."""
+        self._session.clock = clock
 
     def traces(self) -> list[CallRecord]:
         """The captured calls, in the order in which they were recorded."""

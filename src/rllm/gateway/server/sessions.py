@@ -19,6 +19,7 @@ from typing import Any
 from rllm.errors import RequestRefused, choices_of
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.server.budgets import SessionBudget
+from rllm.inference.episode_clock import EpisodeClock
 from rllm.types.call_budget import CallBudget, budget_problem
 from rllm.types.wire import CallRecord
 
@@ -41,6 +42,8 @@ class Session:
     """Calls of it may be in the ledger; asking there costs time that a new session need not spend."""
     in_flight: set[Any] = field(default_factory=set[Any])
     """Its calls that are on their way."""
+    clock: EpisodeClock | None = None
+    """The clock of the episode that makes the calls."""
     limits: CallBudget = field(default_factory=CallBudget)
     budget: SessionBudget | None = None
     """None where it has no limits."""
@@ -170,7 +173,8 @@ class SessionRegistry:
             oldest_id, oldest = next(iter(self._sessions.items()))
             # A call, or what the session was created with, would otherwise end in an object that nobody finds
             # any more. Busy ones go to the end, where they are looked at last.
-            if oldest.in_flight or oldest.store_task is not None or oldest is session:
+            is_busy = oldest.in_flight or oldest.store_task is not None or oldest.clock is not None
+            if is_busy or oldest is session:
                 self._sessions.move_to_end(oldest_id)
             else:
                 del self._sessions[oldest_id]

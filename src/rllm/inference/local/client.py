@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import ClassVar
 
 from rllm.errors import ContextLengthError, InferenceError
 from rllm.inference.client import ModelClient, TokenPiece
@@ -24,6 +25,9 @@ OnPiece = Callable[[TokenPiece], None]
 
 class LocalClient(ModelClient):
     """A `ModelClient` and a `TokenClient` on the built-in engine."""
+
+    is_built_in: ClassVar[bool] = True
+    """It answers in this process: no call is given up because others are before it."""
 
     def __init__(
         self,

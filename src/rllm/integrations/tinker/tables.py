@@ -55,7 +55,9 @@ TRANSLATED: dict[str, tuple[KeySource, ...]] = {
         whole(1), rllm__workflow__n_parallel_tasks=256, workflow__n_parallel_tasks=256
     ),
     "rollout.retry_limit": _sources(whole(1), rllm__workflow__retry_limit=3, workflow__retry_limit=3),
+    # A limit of all the time, so it bounds the episode's own as well.
     "rollout.episode_timeout_s": _sources(number, rllm__agent__trajectory_timeout=None),
+    "rollout.wall_timeout_s": _sources(number, rllm__agent__trajectory_timeout=None),
     "optimizer.learning_rate": _sources(number, training__learning_rate=2e-5),
     "optimizer.schedule": _sources(
         one_of(_SCHEDULES), rllm__algorithm__lr_schedule="constant", training__lr_schedule="constant"

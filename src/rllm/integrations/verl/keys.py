@@ -107,6 +107,7 @@ class _Translation:
 
     def together(self, num_tasks: int) -> None:
         """Check and translate keys that only together have a meaning."""
+        self._time()
         self._sizes()
         self._steps(num_tasks)
         self._aggregation()
@@ -131,6 +132,11 @@ class _Translation:
 
     def _ours(self, name: str) -> Any:
         return self.ours.get(name, DEFAULTS.get(name))
+
+    def _time(self) -> None:
+        """A limit of all of an episode's time bounds its own as well."""
+        if (wall_s := self.ours.get(key := "rollout.wall_timeout_s")) is not None:
+            self._set("rollout.episode_timeout_s", wall_s, self.origins[key])
 
     def _sizes(self) -> None:
         prompt = self._value("data.max_prompt_length", LENGTH, whole(1))

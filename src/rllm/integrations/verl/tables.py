@@ -94,7 +94,7 @@ TRANSLATED: dict[str, tuple[str, Reader]] = {
     "algorithm.adv_estimator": ("algorithm.estimator", one_of(ESTIMATORS)),
     "data.train_batch_size": ("rollout.tasks_per_step", whole(1)),
     "rllm.agent.max_steps": ("rollout.max_turns", whole(1)),
-    "rllm.agent.trajectory_timeout": ("rollout.episode_timeout_s", number),
+    "rllm.agent.trajectory_timeout": ("rollout.wall_timeout_s", number),
     "rllm.workflow.n_parallel_tasks": ("rollout.num_parallel", whole(1)),
     "rllm.workflow.retry_limit": ("rollout.retry_limit", whole(1)),
     "trainer.max_actor_ckpt_to_keep": ("checkpoint.keep", whole(1)),
