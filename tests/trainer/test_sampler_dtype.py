@@ -1,20 +1,23 @@
 """A sampler that computes in bfloat16 beside a trainer in float32 (`inference.dtype`)."""
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rllm.algorithms.losses import ImitationLoss
 from rllm.config.loader import load_config
-from rllm.errors import ConfigError
+from rllm.errors import CanaryError, ConfigError
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.backends.torch import TorchBackend
+from rllm.trainer.canary import Canary
 from rllm.trainer.machine import machines_of
 from rllm.trainer.policies import create_initial_models, load_initial_models, sampler_models
 from rllm.types.sample import TrainingSample
@@ -112,7 +115,7 @@ def test_a_loss_without_a_ratio_gets_the_correction_of_asynchronous_runs() -> No
         ({"lora": {"rank": 4, "base_dtype": "nf4"}}, "lora.base_dtype"),
         (
             {"inference": {"engine": "vllm", "lockstep": False, "servers": ["http://127.0.0.1:1/v1"]}},
-            "--dtype bfloat16",
+            "inference.engine",
         ),
         ({"inference": {"dtype": "float16"}}, "float32"),
     ],
@@ -122,3 +125,36 @@ def test_what_cannot_cast_is_refused_by_name(changes: dict[str, Any], named: str
     inference = {**HALF["inference"], **changes.get("inference", {})}
     with pytest.raises(ConfigError, match=named):
         load_config({**changes, "inference": inference})
+
+
+class _Apart:
+    """A trainer whose scores are those of a sampler, but for `gaps`."""
+
+    policy_version, is_half = 1, True
+
+    def __init__(self, gaps: list[float]) -> None:
+        self.gaps = np.array(gaps)
+
+    def score(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        scores_T = np.zeros(samples[0].num_tokens, dtype=np.float32)
+        scores_T[samples[0].trainable_T] = self.gaps - 1.0
+        return [scores_T]
+
+
+class _Sampler:
+    async def score(self, ids: list[int], start: int, temperature: float = 1.0) -> list[float]:
+        return [-1.0] * (len(ids) - start)
+
+
+async def test_one_unlikely_token_may_be_far_apart_in_bfloat16_and_a_whole_row_may_not(
+    sample: Callable[..., TrainingSample],
+) -> None:
+    row, few_far = sample("pp" + "s" * 20), [0.9] + [0.01] * 19
+    assert (await Canary().check(_Apart(few_far), _Sampler(), [row]))["canary_gap"] > 0.8
+    with pytest.raises(CanaryError, match="mean"):
+        await Canary().check(_Apart([0.3] * 20), _Sampler(), [row])
+    canary = Canary()
+    await canary.check(_Apart([0.0] * 20), _Sampler(), [row])
+    await canary.check(_Apart([0.1] * 20), _Sampler(), [row])  # a step that rounds to nothing
+    with pytest.raises(CanaryError, match="no effect"):
+        await canary.check(_Apart([0.4] + [0.1] * 19), _Sampler(), [row])

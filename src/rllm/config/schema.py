@@ -550,11 +550,6 @@ class TrainConfig:
         """Whether the sampler computes in another data type than the trainer."""
         return self.sampler_type != self.model.number_type
 
-    @property
-    def casts_weights(self) -> bool:
-        """Whether the built-in engine samples from a copy of the weights in another data type."""
-        return self.sampler_differs and self.inference.engine == LOCAL
-
     def _validate_sampler(self) -> None:
         """Raises ConfigError for a sampler whose weights cannot have a data type of their own."""
         if not self.sampler_differs:
@@ -564,10 +559,10 @@ class TrainConfig:
             raise ConfigError(
                 f"{where}, and {elsewhere}, which casts no weights so far; set `inference.dtype` to auto."
             )
-        if self.inference.servers or any(policy.servers for policy in self.policies.values()):
+        if self.inference.engine != LOCAL:
             raise ConfigError(
-                f"{where}, and servers that run already have chosen theirs; leave `inference.dtype` out, and "
-                f"start them with `--dtype {self.inference.dtype}`."
+                f"{where}, and `inference.engine` is {self.inference.engine!r}, whose servers get weights "
+                "as they are; set `inference.dtype` to auto, or sample with the built-in engine."
             )
         if any(self.adapter_of(name).base_dtype == "nf4" for name in self.named_policies):
             raise ConfigError(

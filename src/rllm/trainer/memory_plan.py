@@ -353,7 +353,7 @@ def _parts(
     inference = config.inference
     of_sampler = _sampler_element(config)
     cache = cache_bytes(shape, inference.num_slots, inference.max_context, of_sampler, inference.cache_tokens)
-    if config.casts_weights:
+    if config.sampler_differs:
         weights += whole * of_sampler * has_weights
     if not is_trainable:
         return Parts(weights=weights, cache=cache)
@@ -368,7 +368,7 @@ def _parts(
         weights += whole_adapter * FLOAT
         if of_rank != shape:
             weights += (num_trained - _on_all_ranks(shape, adapter)) * FLOAT
-    if config.casts_weights:
+    if config.sampler_differs:
         weights += whole_adapter * FLOAT
     elif config.schedule.steps_ahead:  # beside the sampler's, which goes on meanwhile
         weights += num_trained * of_trained

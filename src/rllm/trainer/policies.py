@@ -372,7 +372,7 @@ def sampler_models(config: TrainConfig, models: Mapping[str, LoadedModel]) -> di
     same where the sampler goes on during an update. None where it samples from the trainer's own weights."""
     if service_kind(config.backend) is not None:
         return {}
-    if config.casts_weights:
+    if config.sampler_differs:
         return sampler_twins(models, dtype_named(config.sampler_type))
     if config.schedule.steps_ahead:
         return {name: replace(model, model=twin_of(model.model)) for name, model in models.items()}

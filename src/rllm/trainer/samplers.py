@@ -185,7 +185,7 @@ async def _start(
         max_context=inference.max_context,
         max_requests=inference.num_slots,
         max_prefill_tokens=inference.max_prefill_tokens,
-        dtype=config.sampler_type,
+        dtype=config.model.number_type,
         device=config.model.device,
         adapter_rank=config.adapter_of(policy).rank,
         takes_tensors=inference.weight_transfer == NCCL,
