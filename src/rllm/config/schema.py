@@ -57,8 +57,8 @@ DTYPES = ("auto", "float32", "bfloat16")
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
     path: str = "builtin:tiny"
-    """`builtin:tiny`, `builtin:deep`, `builtin:small`, `builtin:tiny-vl`, or a directory in Hugging Face
-    format."""
+    """`builtin:tiny`, `builtin:deep`, `builtin:small`, `builtin:tiny-vl`, a directory in Hugging Face format,
+    or a name of `rllm model pull`."""
     device: str = "cpu"
     """A torch device: `cpu`, `cuda`, `cuda:1`."""
     dtype: str = "auto"

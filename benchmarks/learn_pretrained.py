@@ -1,0 +1,214 @@
+"""`make learn-pretrained`: each task of examples/pretrained with a pretrained model and the reported seeds.
+
+    tasks × seeds ──► one process a run: train on the task's file ──► 8 attempts each, before and after
+                                      └──► results/learn_pretrained/TASK-seedN.json ──► docs and examples
+
+    python benchmarks/learn_pretrained.py [--task NAME ...] [--seeds 60 61 62] [--hours 12]
+    python benchmarks/learn_pretrained.py --task extract --seeds 7 --split validation        while developing
+
+A run that was stopped goes on, and one whose file is there is not repeated: commit the files as they come.
+Only reported seeds on the test split are written there; others under --root.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from learning import Campaign, machine
+from learning_blocks import ROOT, Block
+from learning_figures import run_figures, world_behind
+from pretrained_tables import RESULTS
+
+import rllm
+from rllm.build.models import initial_model_path
+from rllm.config.loader import load_config
+from rllm.config.open_keys import OPEN_KEYS, get_key
+from rllm.errors import ConfigError
+from rllm.eval.pass_at_k import pass_at_k
+from rllm.files.atomic import write_atomic
+from rllm.store.episodes import EpisodeStore
+from rllm.tracking.jsonl import read_metrics
+from rllm.trainer.run import TrainingRun
+from rllm.types.episode import Episode
+
+EXAMPLES = ROOT / "examples" / "pretrained"
+MODEL = "smollm2-135m-instruct"
+SEEDS = (60, 61, 62)
+"""Reported; no setting was chosen by them."""
+NUM_PASS_TASKS, NUM_ATTEMPTS = 16, 8
+"""Test tasks, and attempts at each, of pass@8."""
+SIGNAL_UNTIL = 0.9
+"""Success up to which groups are to carry signal."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class PretrainedBlock(Block):
+    """One example with one model."""
+
+    model: str
+
+    def words(self, seed: int, place: Path, split: str) -> list[str]:
+        options = ["--task", self.name, "--seeds", str(seed), "--split", split, "--model", self.model]
+        return [sys.executable, __file__, *options, "--run", str(place / "run")]
+
+    def runs(self, place: Path) -> tuple[Path, list[Path]]:
+        return place / "run", []
+
+
+def blocks(model: str) -> dict[str, PretrainedBlock]:
+    """Every example, by name."""
+    return {
+        path.stem: PretrainedBlock(
+            name=path.stem, category="pretrained", files=(str(path.relative_to(ROOT)),), model=model
+        )
+        for path in sorted(EXAMPLES.glob("*.py"))
+    }
+
+
+def load_example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class AttemptsRun(TrainingRun):
+    """Plays 8 attempts at some reported tasks with the model of the run, and trains nothing."""
+
+    async def _train(
+        self, directory: Any, learner: Any, clients: Any, engine: Any, cluster: Any, encodings: Any
+    ) -> dict[str, Any]:
+        from rllm.trainer.rollouts import sampling_of
+
+        learner.policies.publish()
+        right: dict[str, list[bool]] = {}
+        tasks = self.tasks.heldout[:NUM_PASS_TASKS]
+        attempts = engine.run(
+            tasks, group_size=NUM_ATTEMPTS, purpose="attempts", sampling=sampling_of(self.config)
+        )
+        async with aclosing(attempts):
+            async for episode in attempts:
+                right.setdefault(episode.task_id, []).append(episode.is_correct)
+        rates = [pass_at_k(len(each), sum(each), NUM_ATTEMPTS) for each in right.values()]
+        return {"pass_at_8": sum(rates) / len(rates), "tasks": len(rates)}
+
+    def draw_curve(self, directory: Any, summary: dict[str, Any]) -> None:
+        """There is none."""
+
+
+def train_one(name: str, model: str, seed: int, split: str, run: Path) -> None:
+    """Train, then measure pass@8 of both models in directories beside the run; what is finished is kept."""
+    example, model = load_example(name), initial_model_path(model)
+    trainer = example.trainer(model, run, seed, split, threads=1)
+    trained = trainer.train().model_path
+    for when, path in (("before", model), ("after", str(trained))):
+        attempts = example.trainer(path, run.with_name(when), seed, split, threads=1).run
+        AttemptsRun(attempts.config, attempts.player, attempts.tasks, output=attempts.output).train()
+
+
+def result_of(block: PretrainedBlock, place: Path, seed: int, split: str) -> dict[str, Any]:
+    """What the file of a finished run holds."""
+    about = json.loads((place / "about.json").read_text())
+    entry = {"task": block.name, "model": block.model, "seed": seed, "rllm": rllm.__version__, **about}
+    entry |= {"machine": machine(), "files": block.settings}
+    if "failed" in about:
+        return entry
+    run = place / "run"
+    steps = [line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"]
+    early = [line for line in steps if line["success"] < SIGNAL_UNTIL]
+    config = load_config(json.loads((run / "config.json").read_text()))
+    num_groups = sum(line["groups"] for line in early)
+    entropies = [round(line["entropy"], 4) for line in steps if "entropy" in line]
+    passes = {when: json.loads((place / when / "summary.json").read_text()) for when in ("before", "after")}
+    world = world_behind("", ROOT / block.files[0])
+    assert world is not None
+    with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
+        episodes = {when: list(store.episodes(when)) for when in ("before", "after")}
+    baselines = world.baselines(world.tasks(split)[: len(episodes["after"])]) if world.baselines else {}
+    return entry | {
+        **run_figures(run, world),
+        "steps": len(steps),
+        "pass_at_8": {when: 100 * each["pass_at_8"] for when, each in passes.items()},
+        "different_answers": {when: share_different(each) for when, each in episodes.items()},
+        "constant": {name: 100 * sum(values) / len(values) for name, values in baselines.items()},
+        "entropy": [entropies[0], entropies[-1]] if entropies else [],
+        "groups_with_signal": 1 - sum(line["groups_tied"] for line in early) / max(1, num_groups),
+        "success_by_step": [round(line["success"], 4) for line in steps],
+        "settings": {key: get_key(config, key) for key in OPEN_KEYS},
+    }
+
+
+def share_different(episodes: list[Episode]) -> float:
+    """Share of the episodes whose answers no earlier episode gave."""
+    answers = {
+        tuple(step.model_response for trajectory in episode.trajectories for step in trajectory.steps)
+        for episode in episodes
+    }
+    return len(answers) / len(episodes)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", nargs="*", default=[], metavar="NAME", help="examples; all where left out")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--split", default="test", choices=("test", "validation"))
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--hours", type=float, default=100.0, help="stop then, to go on another time")
+    parser.add_argument("--root", type=Path, default=ROOT / "runs" / "learn_pretrained")
+    parser.add_argument("--run", type=Path, help="train one task with one seed into this directory")
+    options = parser.parse_args()
+    by_name = blocks(options.model)
+    if unknown := [name for name in options.task if name not in by_name]:
+        raise ConfigError(f"There is no example `{unknown[0]}`; there are {', '.join(by_name)}.")
+    if options.run is not None:
+        train_one(options.task[0], options.model, options.seeds[0], options.split, options.run)
+        return 0
+    return run_campaign(options, [by_name[name] for name in options.task or by_name])
+
+
+def run_campaign(options: argparse.Namespace, chosen: list[PretrainedBlock]) -> int:
+    """The exit status: 0 where every run is finished, 1 where one failed, 2 where time ran out."""
+    is_reported = options.split == "test" and options.model == MODEL and set(options.seeds) <= set(SEEDS)
+    results = RESULTS if is_reported else options.root / "results"
+    campaign = Campaign(
+        blocks=[*chosen],
+        seeds=options.seeds,
+        root=options.root,
+        split=options.split,
+        limit_s=3600.0 * options.hours,
+        source=Path(options.model).name,
+    )
+    status, num_runs = 0, len(chosen) * len(options.seeds)
+    for number, (seed, block) in enumerate(((s, b) for s in options.seeds for b in chosen), start=1):
+        path = results / f"{block.name}-seed{seed}.json"
+        if path.exists():
+            continue
+        place = campaign.place(block, seed)
+        if campaign.seconds(block, seed) is None and not campaign.run_one(
+            block, seed, f"[{number}/{num_runs}] {block.name}, seed {seed}", campaign.limit_s
+        ):
+            return 2
+        results.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(result_of(block, place, seed, options.split), indent=1) + "\n")
+        status = max(status, int("failed" in json.loads(path.read_text())))
+    return status
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        sys.exit(main())
+    except ConfigError as error:
+        sys.exit(str(error))

@@ -1,0 +1,64 @@
+"""`make learn-pretrained`: a short run of an example, its file, and the tables drawn of such files."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[dict[str, ModuleType]]:
+    sys.path.insert(0, str(BENCHMARKS))
+    yield {name: importlib.import_module(name) for name in ("learn_pretrained", "pretrained_tables")}
+    sys.path.remove(str(BENCHMARKS))
+
+
+def shorten(example: Any) -> Any:
+    example.CONFIG |= {"steps": 1, "evaluation": {"num_tasks": 4}}
+    example.CONFIG["rollout"] |= {"tasks_per_step": 2, "group_size": 2}
+    return example
+
+
+def test_a_run_has_one_file_with_its_figures(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = scripts["learn_pretrained"]
+    load = script.load_example
+    monkeypatch.setattr(script, "load_example", lambda name: shorten(load(name)))
+    place = tmp_path / "seed7"
+    script.train_one("lights", "builtin:tiny", 7, "validation", place / "run")
+    about = {"commit": "abc", "cpu_s": 1.0, "wall_s": 1.0, "peak_mib": 1.0, "date": "2026-11-29"}
+    (place / "about.json").write_text(json.dumps(about))
+    block = script.blocks("builtin:tiny")["lights"]
+    result = script.result_of(block, place, 7, "validation")
+    assert result["pass_at_8"] == {"before": 0.0, "after": 0.0}
+    assert result["start"]["value"] == result["trained"]["value"] == 0.0
+    assert result["steps"] == len(result["success_by_step"]) == 1
+    assert 0.0 < result["different_answers"]["after"] <= 1.0
+    assert set(result["kinds"]) <= {f"{count} times stop" for count in range(5)}
+    assert str(tmp_path) not in json.dumps(result), "no path of a machine is committed"
+    page = scripts["pretrained_tables"].learned_table(BENCHMARKS.parent / "docs" / "learning.md", [result])
+    row = next(line for line in page.splitlines() if line.startswith("| [lights]"))
+    assert [cell.strip() for cell in row.split("|")][3:5] == ["4", "7"]
+    assert "(../examples/pretrained/lights.py)" in row
+    assert "partial: 1 of 24 runs" in page
+
+
+def test_a_run_that_failed_and_a_trial_without_training_have_a_row(scripts: dict[str, ModuleType]) -> None:
+    tables = scripts["pretrained_tables"]
+    failed: dict[str, Any] = {"task": "sql", "seed": 60, "failed": "no sandbox", "commit": "abc"}
+    assert "failed: no sandbox" in tables.learned_table(BENCHMARKS, [failed])
+    trial = {"task": "sql", "setting": "as it is", "steps": 0, "before": 0.05, "cpu_s": 46}
+    cells = [cell.strip() for cell in tables.screen_table([trial]).splitlines()[-1].split("|")]
+    assert cells[1:7] == ["sql", "as it is", "0", "5 → -", "-", "46"]
+
+
+def test_every_example_is_described(scripts: dict[str, ModuleType]) -> None:
+    assert set(scripts["pretrained_tables"].ABOUT) == set(scripts["learn_pretrained"].blocks("any"))
