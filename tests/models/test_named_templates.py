@@ -13,6 +13,7 @@ from rllm.models.builtin import create_model
 from rllm.models.directory import load_model, save_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer, Conversation
+from rllm.types.chat_forms import ChatForm
 from rllm.types.messages import FinishReason, Message, SamplingParams
 from rllm.types.wire import CallRequest, Dialect
 
@@ -45,7 +46,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_plain_conversation_reads_like_a_transcript_and_only_grows(base: Path) -> None:
-    tokenizer = HuggingFaceTokenizer(base, chat_template="plain")
+    tokenizer = HuggingFaceTokenizer(base, form=ChatForm(chat_template="plain"))
     renderer = ChatRenderer(tokenizer)
     assert renderer.text([SYSTEM, ASK, ANSWER, MORE]) == (
         "<|system|>Be brief.\n\nUser: 2 + 2?\nAssistant: 4<|end|>\nUser: And 3?\n"
@@ -62,7 +63,7 @@ def test_a_plain_conversation_reads_like_a_transcript_and_only_grows(base: Path)
 
 
 def test_chatml_ends_an_answer_by_its_token_or_by_that_text(base: Path, tmp_path: Path) -> None:
-    renderer = ChatRenderer(HuggingFaceTokenizer(base, chat_template="chatml"))
+    renderer = ChatRenderer(HuggingFaceTokenizer(base, form=ChatForm(chat_template="chatml")))
     text = renderer.text_that_asks([ASK])
     assert text == "<|system|><|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     assert renderer.stop_texts == ("<|im_end|>",)
@@ -70,7 +71,7 @@ def test_chatml_ends_an_answer_by_its_token_or_by_that_text(base: Path, tmp_path
     knows.mkdir()
     for path in base.iterdir():
         (knows / path.name).write_bytes(path.read_bytes().replace(b"<|tool|>", b"<|im_end|>"))
-    model = load_model(knows, chat_template="chatml")
+    model = load_model(knows, form=ChatForm(chat_template="chatml"))
     assert model.tokenizer.stop_texts == ()
     assert model.tokenizer.end_of_turn_id in model.end_token_ids
 
@@ -78,17 +79,17 @@ def test_chatml_ends_an_answer_by_its_token_or_by_that_text(base: Path, tmp_path
 def test_a_template_may_be_a_file_and_a_wrong_name_is_told(base: Path, tmp_path: Path) -> None:
     file = tmp_path / "own.jinja"
     file.write_text("{% for message in messages %}[{{ message['content'] }}]{% endfor %}")
-    renderer = ChatRenderer(HuggingFaceTokenizer(base, chat_template=str(file)))
+    renderer = ChatRenderer(HuggingFaceTokenizer(base, form=ChatForm(chat_template=str(file))))
     assert renderer.text([ASK, ANSWER]) == "[2 + 2?][ 4]"
     with pytest.raises(ConfigError, match=r"planin.*plain.*chatml"):
-        HuggingFaceTokenizer(base, chat_template="planin")
+        HuggingFaceTokenizer(base, form=ChatForm(chat_template="planin"))
 
 
 def test_a_saved_model_keeps_the_template_that_it_was_trained_with(base: Path, tmp_path: Path) -> None:
-    save_model(load_model(base, chat_template="plain"), tmp_path / "saved")
+    save_model(load_model(base, form=ChatForm(chat_template="plain")), tmp_path / "saved")
     again, chosen = (
         HuggingFaceTokenizer(tmp_path / "saved"),
-        HuggingFaceTokenizer(base, chat_template="plain"),
+        HuggingFaceTokenizer(base, form=ChatForm(chat_template="plain")),
     )
     texts = {each.apply_template([ASK], add_generation_prompt=True) for each in (again, chosen)}
     assert texts == {"<|system|>User: 2 + 2?\nAssistant:"}
@@ -111,7 +112,7 @@ async def test_a_base_model_completes_texts_and_refuses_conversations(base: Path
 
 
 async def test_an_answer_of_a_base_model_ends_where_the_user_would_speak(base: Path) -> None:
-    model = load_model(base, chat_template="plain")
+    model = load_model(base, form=ChatForm(chat_template="plain"))
     client = LocalClient(model, num_slots=2, max_context=128)
     client.renderer.stop_texts = ("e",)  # a letter that the untrained model is sure to write
     output = await client.get_model_response([ASK], SamplingParams(max_tokens=100, seed=1))

@@ -12,6 +12,7 @@ from rllm.models.builtin import create_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.rendering.text_tools import description_of
+from rllm.types.chat_forms import ChatForm
 from rllm.types.messages import Message
 
 WITH_SYSTEM = (
@@ -136,13 +137,13 @@ def test_without_system_messages_the_tools_stand_before_the_question(native: Pat
 
 def test_native_is_refused_where_the_template_has_no_tools(directory: Path) -> None:
     with pytest.raises(ConfigError, match=r"print the tools.*`text`"):
-        HuggingFaceTokenizer(directory, tool_form="native")
+        HuggingFaceTokenizer(directory, form=ChatForm(tool_form="native"))
 
 
 def test_a_template_with_tools_keeps_its_own_form_unless_text_is_chosen(native: Path) -> None:
     assert HuggingFaceTokenizer(native).tool_form == "native"
     own, text = (
-        ChatRenderer(HuggingFaceTokenizer(native, tool_form=form)).text_that_asks([ASK], TOOLS)
+        ChatRenderer(HuggingFaceTokenizer(native, form=ChatForm(tool_form=form))).text_that_asks([ASK], TOOLS)
         for form in ("native", "text")
     )
     assert description_of(TOOLS) not in own

@@ -9,8 +9,8 @@ from rllm.build.providers import ModelPlace
 from rllm.data.row_filter import RowFilter
 from rllm.errors import ConfigError
 from rllm.inference.episode_clock import MODEL_TIMEOUT_S
+from rllm.types.chat_forms import OWN_FORM, ChatForm
 from rllm.types.task import Task
-from rllm.types.tool_forms import AUTO
 from rllm.workflows.workers import OpenWorkers
 
 Row = TypeVar("Row")
@@ -53,10 +53,8 @@ class Asked:
     threads: int = 0
     dtype: str = "auto"
     """Data type of the model on the built-in engine; `auto` is float32."""
-    tool_form: str = AUTO
-    """Form in which tools are offered to a model that is here: one of TOOL_FORMS."""
-    chat_template: str = ""
-    """A chat template in place of the model's own: a name, or a file."""
+    form: ChatForm = OWN_FORM
+    """Form of conversations with a model that is here."""
     trust_remote_code: bool = False
     """Whether Python that the model's directory brings along may run."""
     judge: ModelPlace | None = None

@@ -19,8 +19,8 @@ from rllm.build.providers import ModelPlace, Protocol
 from rllm.engine.event_loop import run
 from rllm.environments.tool import ToolEnvironment
 from rllm.errors import ConfigError
+from rllm.types.chat_forms import AUTO, OWN_FORM, ChatForm
 from rllm.types.messages import Message
-from rllm.types.tool_forms import AUTO
 from rllm.types.wire import CallRecord, CallRequest, Choice, Dialect, Piece
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ class ChatSettings:
     tools: tuple[str, ...] = ()
     """Names of tools, as `rllm.tools.named` knows them."""
     dtype: str = AUTO
-    tool_form: str = AUTO
-    chat_template: str = ""
+    form: ChatForm = OWN_FORM
     trust_remote_code: bool = False
     threads: int = 0
     temperature: float = 1.0
@@ -145,15 +144,10 @@ async def opened_chat(place: ModelPlace, settings: ChatSettings) -> "AsyncIterat
     Raises ConfigError for settings that a server cannot honour.
     """
     if place.is_server:
-        flags = {
-            "--dtype": settings.dtype,
-            "--tool-form": settings.tool_form,
-            "--chat-template": settings.chat_template,
-        }
-        for flag, value in flags.items():
-            if value not in ("", AUTO):
+        for flag, value in ({"dtype": settings.dtype} | settings.form.changes()).items():
+            if value != AUTO:
                 raise ConfigError(
-                    f"{flag} is {value}, and {place.title} answers as its server was started; leave it out."
+                    f"--{flag} is {value}, and {place.title} answers as its server was started; leave it out."
                 )
         policy = upstream_policy(await answering(place))
         # Pieces are passed on as they are between equal dialects, and taken apart between others.
@@ -169,8 +163,7 @@ async def opened_chat(place: ModelPlace, settings: ChatSettings) -> "AsyncIterat
         place,
         threads=settings.threads,
         dtype=settings.dtype,
-        tool_form=settings.tool_form,
-        chat_template=settings.chat_template,
+        form=settings.form,
         trust_remote_code=settings.trust_remote_code,
     )
     client.loaded_model.tokenizer.require_chat_template()

@@ -53,9 +53,9 @@ from rllm.integrations.task_program import PAYS_ITSELF, TEST
 from rllm.integrations.task_programs import task_program
 from rllm.models.named_templates import NAMES, chat_template_named
 from rllm.rewards.evaluator import Evaluator, as_evaluator
+from rllm.types.chat_forms import AUTO, ChatForm
 from rllm.types.messages import SamplingParams
 from rllm.types.task import tasks_of
-from rllm.types.tool_forms import AUTO
 
 MOST_ATTEMPTS = 1_000_000
 
@@ -127,11 +127,7 @@ def prepare(request: Asked) -> Prepared:
     if request.place.is_server and not request.place.name:
         raise ConfigError(f"Say with --model by which name {request.place.base_url} knows the model.")
     if request.place.is_server:
-        flags = {
-            "dtype": request.dtype,
-            "tool-form": request.tool_form,
-            "chat-template": request.chat_template,
-        }
+        flags = {"dtype": request.dtype, **request.form.changes()}
         for flag, value in flags.items():
             if value not in ("", AUTO):
                 raise ConfigError(
@@ -261,8 +257,7 @@ def _refuse_beside_likelihood(request: Asked) -> None:
         "--sampling": request.sampling,
         "--select": request.select,
         "--attempts": request.attempts > 1,
-        "--tool-form": request.tool_form != AUTO,
-        "--chat-template": request.chat_template,
+        **{f"--{flag}": value for flag, value in request.form.changes().items()},
     }
     for flag, value in values.items():
         if value:
@@ -355,8 +350,7 @@ def _common(request: Asked, judge: ChosenJudge, rows: Sequence[Any]) -> dict[str
         "attempts": request.attempts,
         "seed": request.seed,
         "dtype": "" if request.dtype in ("auto", "float32") else request.dtype,
-        "tool_form": "" if request.tool_form == AUTO else request.tool_form,
-        "chat_template": _template_name(request.chat_template),
+        "form": _form_facts(request.form),
         "few_shot": request.few_shot,
         "rllm": version(),
     }
@@ -415,12 +409,13 @@ def _ways(request: Asked, max_tokens: int) -> dict[str, SamplingParams | None]:
     }
 
 
-def _template_name(chat_template: str) -> str:
-    """The name of a chosen chat template, with the hash of its text where it is a file."""
-    if not chat_template or chat_template in NAMES:
-        return chat_template
-    text = chat_template_named(chat_template, begins_texts=False)
-    return f"{chat_template} ({hash_of(text)})"
+def _form_facts(form: ChatForm) -> dict[str, str]:
+    """The form of conversations as far as it was chosen, with the hash of a template that is a file."""
+    facts = form.changes()
+    if form.chat_template and form.chat_template not in NAMES:
+        text = chat_template_named(form.chat_template, begins_texts=False)
+        facts["chat-template"] = f"{form.chat_template} ({hash_of(text)})"
+    return facts
 
 
 def _model_facts(request: Asked) -> tuple[str, str]:

@@ -33,7 +33,7 @@ from rllm.eval.tasks import benchmark_world
 from rllm.inference.client import ModelClient
 from rllm.rewards.evaluator import Evaluator
 from rllm.store.run_directory import RunDirectory, is_run
-from rllm.types.tool_forms import AUTO
+from rllm.types.chat_forms import OWN_FORM, ChatForm
 from rllm.workflows.workers import opened_workers, worker_contracts
 from rllm.workflows.workflow import Workflow
 
@@ -211,8 +211,7 @@ def _local(request: Asked, config: TrainConfig, asks_questions: bool) -> ModelCl
         model_directory(Path(request.place.path)),
         device=config.model.device,
         dtype=dtype_named(request.dtype),
-        tool_form=request.tool_form,
-        chat_template=request.chat_template,
+        form=request.form,
         trust_remote_code=request.trust_remote_code,
     )
     model.tokenizer.require_chat_template()
@@ -226,8 +225,7 @@ def _client_here(request: Asked) -> Any:
         request.place,
         threads=request.threads,
         dtype=request.dtype,
-        tool_form=request.tool_form,
-        chat_template=request.chat_template,
+        form=request.form,
         trust_remote_code=request.trust_remote_code,
     )
 
@@ -237,8 +235,7 @@ def program_client(
     *,
     threads: int = 0,
     dtype: str = "auto",
-    tool_form: str = AUTO,
-    chat_template: str = "",
+    form: ChatForm = OWN_FORM,
     trust_remote_code: bool = False,
 ) -> Any:
     """The built-in engine for a program: of a run as it was trained, otherwise as programs are by default."""
@@ -256,8 +253,7 @@ def program_client(
         model_directory(path),
         device=config.model.device,
         dtype=dtype_named(dtype),
-        tool_form=tool_form,
-        chat_template=chat_template,
+        form=form,
         trust_remote_code=trust_remote_code,
     )
     inference = replace(config.inference, lockstep=False)

@@ -12,7 +12,7 @@ from rllm.build.providers import ModelPlace, Protocol
 from rllm.config.schema import InferenceConfig
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.models.foreign import json_object
-from rllm.types.tool_forms import AUTO
+from rllm.types.chat_forms import OWN_FORM, ChatForm
 
 if TYPE_CHECKING:
     from rllm.gateway.server import Gateway
@@ -303,8 +303,7 @@ async def model_gateway(
     name: str = "",
     device: str = "cpu",
     dtype: str = "auto",
-    tool_form: str = AUTO,
-    chat_template: str = "",
+    form: ChatForm = OWN_FORM,
     trust_remote_code: bool = False,
     threads: int = 0,
     num_slots: int = 64,
@@ -341,8 +340,7 @@ async def model_gateway(
             directory,
             device=device,
             dtype=dtype_named(dtype),
-            tool_form=tool_form,
-            chat_template=chat_template,
+            form=form,
             trust_remote_code=trust_remote_code,
         )
         client = local_client(

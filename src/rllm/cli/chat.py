@@ -20,11 +20,14 @@ from rllm.cli.command import (
     WordChoice,
     chat_template_option,
     example,
+    form_of,
     json_option,
+    max_thinking_tokens_option,
     option,
     options_of,
     print_json_line,
     shared,
+    thinking_option,
     tool_form_option,
     trust_option,
 )
@@ -87,6 +90,8 @@ class ChatOptions:
     )
     tool_form: str = shared(tool_form_option)
     chat_template: str = shared(chat_template_option)
+    thinking: str = shared(thinking_option)
+    max_thinking_tokens: int = shared(max_thinking_tokens_option)
     trust_remote_code: bool = shared(trust_option)
     as_json: bool = shared(json_option)
 
@@ -95,8 +100,7 @@ class ChatOptions:
             system=self.system,
             tools=self.tools,
             dtype=self.dtype,
-            tool_form=self.tool_form,
-            chat_template=self.chat_template,
+            form=form_of(self),
             trust_remote_code=self.trust_remote_code,
             threads=self.threads,
             temperature=self.temperature,

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
 from rllm.errors import choices_of
-from rllm.types.tool_forms import AUTO, TOOL_FORMS
+from rllm.types.chat_forms import AUTO, THINKING, TOOL_FORMS, ChatForm
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -156,17 +156,47 @@ tool_form_option = click.option(
     "--tool-form",
     type=WordChoice(TOOL_FORMS),
     default=AUTO,
-    help="How tools are offered: native, by the model's chat template, or as text in the system message.  "
-    "[default: text where the template has no tools]",
+    help="Form in which tools are offered: native, by the model's chat template, or as text in the system "
+    "message.  [default: text where the template has no tools]",
 )
-
-
 chat_template_option = click.option(
     "--chat-template",
     default="",
     metavar="plain|chatml|FILE",
     help="Chat template of a base model, which has none, or one in place of the model's own.",
 )
+thinking_option = click.option(
+    "--thinking",
+    type=WordChoice(THINKING),
+    default=AUTO,
+    help="Whether a model that can think first does.  [default: as its chat template has it]",
+)
+max_thinking_tokens_option = click.option(
+    "--max-thinking-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Close a thought after so many tokens.  [default: no limit]",
+)
+
+
+class FormOptions(Protocol):
+    """Options of a command that say how conversations look."""
+
+    tool_form: str
+    chat_template: str
+    thinking: str
+    max_thinking_tokens: int
+
+
+def form_of(options: FormOptions) -> ChatForm:
+    """The form of conversations that a command's options describe."""
+    return ChatForm(
+        tool_form=options.tool_form,
+        chat_template=options.chat_template,
+        thinking=options.thinking,
+        max_thinking_tokens=options.max_thinking_tokens,
+    )
 
 
 def example(*lines: str) -> str:

@@ -38,7 +38,6 @@ from rllm.eval.report import Prices
 from rllm.eval.results import Result
 from rllm.store.run_directory import is_run
 from rllm.tracking.console import readable_seconds
-from rllm.types.tool_forms import AUTO
 
 ROOT = Path("evals")
 LINE_EVERY_S = 10.0
@@ -230,8 +229,7 @@ def _name_of(request: Asked) -> str:
         "few": request.few_shot or None,
         "likelihood": request.likelihood,
         "dtype": "" if request.dtype in ("auto", "float32") else request.dtype,
-        "tools": "" if request.tool_form == AUTO else request.tool_form,
-        "template": Path(request.chat_template).name,
+        "form": "+".join(f"{name}={Path(value).name}" for name, value in request.form.changes().items()),
     }
     parts = [f"{name}{value}" for name, value in identity.items() if value not in ("", None)]
     return re.sub(r"[^\w.=+-]+", "_", "-".join([label, *parts]))[:180]

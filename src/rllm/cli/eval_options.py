@@ -14,9 +14,12 @@ from rllm.cli.command import (
     WordChoice,
     argument,
     chat_template_option,
+    form_of,
     json_option,
+    max_thinking_tokens_option,
     option,
     shared,
+    thinking_option,
     tool_form_option,
     trust_option,
 )
@@ -165,6 +168,8 @@ class EvalOptions:
     )
     tool_form: str = shared(tool_form_option)
     chat_template: str = shared(chat_template_option)
+    thinking: str = shared(thinking_option)
+    max_thinking_tokens: int = shared(max_thinking_tokens_option)
     trust_remote_code: bool = shared(trust_option)
     prompt_price: float = option(
         "--prompt-price", type=float, default=0.0, help="Of a million prompt tokens, to tell the cost."
@@ -221,8 +226,7 @@ class EvalOptions:
             model_timeout_s=self.model_timeout_s,
             threads=self.threads,
             dtype=self.dtype,
-            tool_form=self.tool_form,
-            chat_template=self.chat_template,
+            form=form_of(self),
             trust_remote_code=self.trust_remote_code,
             judge=self.judge,
             select=self.select,

@@ -101,6 +101,12 @@ def print_reports(request: Asked, report: Mapping[str, Any], directory: Path, pa
                 "--sampling max_tokens=N allows more.",
                 style="yellow",
             )
+        if cut := each.get("thoughts_cut"):
+            print_sentence(
+                console,
+                f"{way}: the thought of {cut} attempts was cut, at --max-thinking-tokens or at max_tokens.",
+                style="yellow",
+            )
     if any(kind.startswith(_MADE_AGAIN) for each in reports.values() for kind in each["failures"]):
         console.print("The same command makes the attempts again that the infrastructure failed.")
     tokens = {

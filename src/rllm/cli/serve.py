@@ -28,10 +28,13 @@ from rllm.cli.command import (
     argument,
     chat_template_option,
     example,
+    form_of,
     json_option,
+    max_thinking_tokens_option,
     option,
     options_of,
     shared,
+    thinking_option,
     tool_form_option,
     trust_option,
 )
@@ -287,6 +290,8 @@ class ModelOptions:
     allowed_media_domains: str = shared(media_domains_option)
     tool_form: str = shared(tool_form_option)
     chat_template: str = shared(chat_template_option)
+    thinking: str = shared(thinking_option)
+    max_thinking_tokens: int = shared(max_thinking_tokens_option)
     trust_remote_code: bool = shared(trust_option)
 
 
@@ -313,8 +318,7 @@ def model(options: ModelOptions, **address: Any) -> None:
             name=options.name or _label(options.model),
             device=options.device,
             dtype=options.dtype,
-            tool_form=options.tool_form,
-            chat_template=options.chat_template,
+            form=form_of(options),
             trust_remote_code=options.trust_remote_code,
             threads=options.threads,
             num_slots=options.num_slots,

@@ -16,7 +16,7 @@ from rllm.cli.command import WordChoice, argument, json_option, option, recipe_o
 from rllm.config.schema import DTYPES, TrainConfig
 from rllm.errors import ConfigError, choices_of
 from rllm.eval.catalogue import benchmark_named
-from rllm.types.tool_forms import TOOL_FORMS
+from rllm.types.chat_forms import THINKING, TOOL_FORMS
 
 KEY_OF_FLAG = {
     "split": "evaluation.split",
@@ -27,6 +27,8 @@ KEY_OF_FLAG = {
     "dtype": "inference.dtype",
     "tool_form": "model.tool_form",
     "chat_template": "model.chat_template",
+    "thinking": "model.thinking",
+    "max_thinking_tokens": "model.max_thinking_tokens",
 }
 KEY_OF_SAMPLING = {
     "temperature": "rollout.temperature",
@@ -130,6 +132,17 @@ class TrainOptions:
         "--chat-template",
         metavar="plain|chatml|FILE",
         help="Chat template of a base model, which has none: `model.chat_template`.",
+    )
+    thinking: str | None = option(
+        "--thinking",
+        type=WordChoice(THINKING),
+        help="Whether a model that can think first does: `model.thinking`.",
+    )
+    max_thinking_tokens: int | None = option(
+        "--max-thinking-tokens",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Close a thought after so many tokens: `model.max_thinking_tokens`.",
     )
     sampling: tuple[str, ...] = option(
         "--sampling",

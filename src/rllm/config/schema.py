@@ -44,7 +44,7 @@ from rllm.config.schedule import ScheduleConfig, choose_correction, validate_sch
 from rllm.config.tracking import TrackingConfig
 from rllm.errors import ConfigError
 from rllm.types.call_budget import CallBudget, budget_problem
-from rllm.types.tool_forms import TOOL_FORMS
+from rllm.types.chat_forms import THINKING, TOOL_FORMS, ChatForm
 
 LOCAL = "local"
 """The backend that trains on torch, in the process of the sampler."""
@@ -74,6 +74,11 @@ class ModelConfig:
     chat_template: str = ""
     """A chat template in place of the model's own, for base models, which have none: `plain`, `chatml`, or
     the path of a template. The trained model keeps it."""
+    thinking: str = "auto"
+    """Whether a model that can think first does: `on`, `off`, or `auto`, which leaves it to its template."""
+    max_thinking_tokens: int = 0
+    """Tokens after which the built-in engine closes a thought for the model, whose closing is not trained on;
+    0 lets it go on to the limit of the answer."""
     vision: str = FROZEN
     """Whether the part of a vision-language model that turns images into vectors learns as well: `frozen`,
     `train`, or `lora`, an adapter on it too (`lora.rank` > 0). Image tokens are never trained on."""
@@ -81,7 +86,19 @@ class ModelConfig:
     def validate(self) -> None:
         one_of("model.dtype", self.dtype, DTYPES)
         one_of("model.tool_form", self.tool_form, TOOL_FORMS)
+        one_of("model.thinking", self.thinking, THINKING)
+        at_least("model.max_thinking_tokens", self.max_thinking_tokens, 0)
         one_of("model.vision", self.vision, (FROZEN, "train", "lora"))
+
+    @property
+    def form(self) -> ChatForm:
+        """The form of conversations."""
+        return ChatForm(
+            tool_form=self.tool_form,
+            chat_template=self.chat_template,
+            thinking=self.thinking,
+            max_thinking_tokens=self.max_thinking_tokens,
+        )
 
     @property
     def number_type(self) -> str:
@@ -518,6 +535,11 @@ class TrainConfig:
                 why = "the built-in engine samples; set `inference.engine` to vllm"
                 unused(f"policies.{name}", policy, "servers", why)
             return
+        if self.model.max_thinking_tokens:
+            raise ConfigError(
+                f"`model.max_thinking_tokens` is {self.model.max_thinking_tokens}, and servers sample "
+                f"(`inference.engine` is {self.inference.engine!r}), which close no thought; set it to 0."
+            )
         validate_servers(self.named_policies, self.inference.servers, self.inference.replicas)
         where = f"`inference.engine` is {self.inference.engine!r}"
         if self.inference.lockstep:

@@ -19,7 +19,7 @@ from typing import Any
 from rllm.engine.step_matching import match_by_content
 from rllm.errors import AgentError
 from rllm.types.call_budget import CallBudget, exhausted_limit
-from rllm.types.episode import Episode, Step, Trajectory
+from rllm.types.episode import CUT_THOUGHT, Episode, Step, Trajectory
 from rllm.types.messages import FinishReason, ModelOutput, ToolCall
 from rllm.types.wire import CallRecord, CallStatus
 
@@ -299,6 +299,8 @@ def _fill(step: Step, record: CallRecord) -> None:
         step.info["segment"], step.info["segment_reason"] = record.segment, record.segment_reason
     if record.mixed_versions:
         step.info["mixed_versions"] = True
+    if record.has_cut_thought:
+        step.info[CUT_THOUGHT] = True
     if record.unparsed_markup:
         step.info["unparsed_markup"] = True
     if record.no_ids_because:

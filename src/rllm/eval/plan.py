@@ -14,14 +14,14 @@ from rllm.errors import ConfigError
 from rllm.types.messages import SamplingParams
 
 KIND = "eval"
-_SOMETIMES = ("skipped", "dtype", "tool_form", "chat_template", "few_shot", "likelihood")
+_SOMETIMES = ("skipped", "dtype", "form", "few_shot", "likelihood")
 """Keys that a plan has only where they were chosen."""
 _MAY_DIFFER = ("rllm", "source", "settings")
 """Said in the stamp, and no reason to begin anew; what `settings` change, the hashes and limits tell."""
 
 _CONDITIONS = (
     *("agent", "evaluator", "judge_model", "max_turns", "attempts", "seed"),
-    *("dtype", "tool_form", "chat_template", "few_shot", "likelihood"),
+    *("dtype", "form", "few_shot", "likelihood"),
 )
 """Keys of a stored plan that move a score, whatever the model; tasks are compared one by one."""
 
@@ -47,10 +47,8 @@ class EvaluationPlan:
     """The address of the server; empty for the built-in engine."""
     dtype: str = ""
     """The data type of the model on the built-in engine, where it is not float32."""
-    tool_form: str = ""
-    """Form in which tools are offered to a model that is here, where it was chosen: `native` or `text`."""
-    chat_template: str = ""
-    """The chat template that was chosen in place of the model's own."""
+    form: dict[str, str] = field(default_factory=dict[str, str])
+    """The form of conversations, as far as it was chosen: tools, chat template, thoughts."""
     few_shot: int = 0
     """Number of worked examples before each question."""
     likelihood: str = ""

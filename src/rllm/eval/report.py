@@ -141,6 +141,7 @@ def details_of(
     details: dict[str, Any] = {
         "tasks": len({result.episode.task_id for result in results}),
         "cut_off": sum(result.is_cut_off for result in results),
+        "thoughts_cut": sum(result.has_cut_thought for result in results),
         "failures": dict(Counter(_failure(result) for result in results if result.has_failed)),
         "tokens": {"prompt": prompt, "completion": completion},
         "latency_s": {"p50": _quantile(seconds, 0.5), "p95": _quantile(seconds, 0.95)},

@@ -15,7 +15,7 @@ from rllm.engine.rollout import GRADE
 from rllm.environments.judging import GRADER_KEYS, GraderFailure
 from rllm.environments.world import task_content
 from rllm.store.episodes import EpisodeStore
-from rllm.types.episode import Episode, Outcome, Step, ending
+from rllm.types.episode import CUT_THOUGHT, Episode, Outcome, Step, ending
 from rllm.types.messages import FinishReason, Message
 from rllm.types.task import EpisodeId, Task
 
@@ -49,6 +49,8 @@ class Result:
     """Whether an answer ran into `max_tokens`."""
     ending: str = ""
     """The way in which it ended; see `rllm.types.episode.ending`."""
+    has_cut_thought: bool = False
+    """Whether a thought was closed for the model, or ended with the room for its answer."""
     is_unjudged: bool = False
     """Whether it failed because its judge could not judge it."""
     readings: Mapping[str, bool] = field(default_factory=dict[str, bool])
@@ -97,6 +99,7 @@ def result_of(episode: Episode) -> Result:
             for step in steps
         ),
         ending=ending(episode.outcome, episode.termination_reason),
+        has_cut_thought=any(step.info.get(CUT_THOUGHT) for step in steps),
         is_unjudged=error.get("type") == GraderFailure.__name__,
     )
 

@@ -25,7 +25,7 @@ from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.models.unused_rows import mask_unused_rows
 from rllm.models.vision.grids import ImageGrids
 from rllm.rendering.chat import ChatRenderer
-from rllm.types.tool_forms import AUTO
+from rllm.types.chat_forms import OWN_FORM, ChatForm
 
 if TYPE_CHECKING:
     from rllm.models.vision.processor import VisionProcessor
@@ -103,6 +103,8 @@ class LoadedModel:
     head_dim: int
     base: "LoadedModel | None" = None
     """The model without its adapter, of one that has an adapter; the two share all other weights."""
+    max_thinking_tokens: int = 0
+    """Tokens after which the built-in engine closes a thought; 0 lets it go on."""
     trust_remote_code: bool = False
     """Whether Python of the directory was allowed to run; whoever loads it again asks for the same."""
 
@@ -128,12 +130,10 @@ def load_model(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
-    tool_form: str = AUTO,
-    chat_template: str = "",
+    form: ChatForm = OWN_FORM,
 ) -> LoadedModel:
     """`trust_remote_code`: whether Python that the directory brings along may run, where transformers has
-    none of its own for the model. `tool_form`: how tools are offered, one of TOOL_FORMS.
-    `chat_template`: one in place of the directory's own, see `HuggingFaceTokenizer`.
+    none of its own for the model. `form`: of conversations, see `HuggingFaceTokenizer`.
 
     Raises ModelDirectoryError naming the missing or broken file, ConfigError for a device that is not there.
     """
@@ -145,12 +145,7 @@ def load_model(
         raise ModelDirectoryError(f"{directory / 'config.json'} {error}") from error
     if shape is None and not trust_remote_code:
         require_no_code(directory, config)
-    tokenizer = HuggingFaceTokenizer(
-        directory,
-        trust_remote_code=trust_remote_code,
-        tool_form=tool_form,
-        chat_template=chat_template,
-    )
+    tokenizer = HuggingFaceTokenizer(directory, trust_remote_code=trust_remote_code, form=form)
     weights = _read_weights(directory)
     end_token_ids = _end_token_ids(directory, config, tokenizer)
     if shape is not None:
@@ -180,6 +175,7 @@ def load_model(
         num_layers=num_layers,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
+        max_thinking_tokens=form.max_thinking_tokens,
         trust_remote_code=trust_remote_code,
     )
 

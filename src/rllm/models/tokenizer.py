@@ -12,17 +12,21 @@ from rllm.models.chat_template import render_template
 from rllm.models.foreign import code_refused, json_object, own_class, require_plain_files
 from rllm.models.named_templates import NAMES, chat_template_named, end_of_answer
 from rllm.models.tokenizer_file import tokenizer_file
+from rllm.rendering.answers import CLOSE_THINK, OPEN_THINK
 from rllm.rendering.images import ImageReader
 from rllm.rendering.text_tools import with_tools_as_text
 from rllm.rendering.tools import required_tool_format, shown_markup, tool_format_of
+from rllm.types.chat_forms import AUTO, NATIVE, ON, OWN_FORM, TEXT, ChatForm
 from rllm.types.images import PATCH_IDS_FROM
 from rllm.types.messages import Message
-from rllm.types.tool_forms import AUTO, NATIVE, TEXT
 
 log = logging.getLogger(__name__)
 
 _CONVERSATION_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 _PROBE = "text"
+_SHORT: list[Message] = [{"role": "user", "content": "x"}]
+_SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates that turn thoughts on and off: Qwen's and GLM's, DeepSeek's and Granite's."""
 _SHORT_CHARS = 4096
 """The length of a text that is encoded in a few milliseconds."""
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -42,9 +46,9 @@ class HuggingFaceTokenizer:
     """Loads with `AutoTokenizer`, or without transformers where that changes nothing.
 
     Encodes and decodes with the Rust tokenizer inside, which is several times faster. `trust_remote_code`:
-    whether Python that the directory brings along may run. `tool_form`: one of TOOL_FORMS; raises ConfigError
-    for `native` where the chat template has no tools. `chat_template`: a name of `named_templates`, or a
-    file; empty takes the directory's own. Without any, texts are encoded and conversations refused.
+    whether Python that the directory brings along may run. `form`: of conversations; without any chat
+    template texts are encoded and conversations refused. Raises ConfigError for a form that the template
+    cannot give: `native` tools, thoughts to switch, a limit of thoughts without tokens around them.
     """
 
     def __init__(
@@ -52,8 +56,7 @@ class HuggingFaceTokenizer:
         directory: Path,
         *,
         trust_remote_code: bool = False,
-        tool_form: str = AUTO,
-        chat_template: str = "",
+        form: ChatForm = OWN_FORM,
     ) -> None:
         if not any(
             (directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -87,8 +90,8 @@ class HuggingFaceTokenizer:
         self._reads_parts_alone = False
         self.chosen_template = ""
         """The text of the template that replaces the directory's own."""
-        if chat_template:
-            self.chosen_template = chat_template_named(chat_template, begins_texts=bool(self.begin_text))
+        if form.chat_template:
+            self.chosen_template = chat_template_named(form.chat_template, begins_texts=bool(self.begin_text))
             self._tokenizer.chat_template = self.chosen_template
         end = end_of_answer(self._tokenizer.chat_template or "")
         end_ids = self.encode(end) if end else []
@@ -96,9 +99,16 @@ class HuggingFaceTokenizer:
         """The token that ends an answer in a named template."""
         self.stop_texts = (end,) if len(end_ids) > 1 else ()
         """Texts that end an answer in a named template, where no token does."""
-        self._tool_form = tool_form
-        if tool_form == NATIVE:
+        self._tool_form = form.tool_form
+        if form.tool_form == NATIVE:
             required_tool_format(self)
+        if form.thinking != AUTO:
+            self._template_variables = {self._thinking_switch(): form.thinking == ON}
+        if form.max_thinking_tokens and self.thought_ids is None:
+            raise ConfigError(
+                f"A limit of {form.max_thinking_tokens} thinking tokens needs {OPEN_THINK} and {CLOSE_THINK} "
+                f"as tokens, and the vocabulary of {directory} has none; leave it out."
+            )
 
     def read_images(self, reader: ImageReader) -> None:
         """From now on conversations may have images, which `reader` reads."""
@@ -118,6 +128,33 @@ class HuggingFaceTokenizer:
                 f"The tokenizer in {self._directory} has no chat template, as base models have none: choose "
                 f"one with --chat-template {'|'.join(NAMES)}|FILE (`model.chat_template`)."
             )
+
+    @cached_property
+    def thought_ids(self) -> tuple[int, int] | None:
+        """Ids of the tokens that open and close a thought; None where the vocabulary has no such tokens."""
+        pair = [self.encode(tag) for tag in (OPEN_THINK, CLOSE_THINK)]
+        return (pair[0][0], pair[1][0]) if all(len(ids) == 1 for ids in pair) else None
+
+    def ends_in_thought(self, ids: Sequence[int]) -> bool:
+        """Whether a thought was opened and not closed."""
+        if self.thought_ids is None:
+            return False
+        tag = next((token for token in reversed(ids) if token in self.thought_ids), None)
+        return tag == self.thought_ids[0]
+
+    def _thinking_switch(self) -> str:
+        """The variable by which the chat template turns thoughts on and off. Raises ConfigError for none."""
+        for name in _SWITCHES:
+            texts = {
+                self.with_template_variables({name: value}).apply_template(_SHORT, add_generation_prompt=True)
+                for value in (True, False)
+            }
+            if len(texts) > 1:
+                return name
+        raise ConfigError(
+            f"The chat template of {self._directory} cannot turn thoughts on or off (it reads none of "
+            f"{', '.join(_SWITCHES)}); leave `thinking` at {AUTO}."
+        )
 
     @cached_property
     def begin_text(self) -> str:
@@ -215,7 +252,7 @@ class HuggingFaceTokenizer:
                 "leave it out."
             )
         other = copy.copy(self)
-        other._template_variables = dict(variables)
+        other._template_variables = {**self._template_variables, **variables}
         return other
 
     def _hidden_tokens(self) -> frozenset[int] | None:

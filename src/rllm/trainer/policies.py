@@ -351,8 +351,7 @@ def load_initial_models(config: TrainConfig, run: Path, ranks: RankGroup = ALONE
                 device=ranks.device_of(config.model.device),
                 dtype=dtype,
                 trust_remote_code=config.model.trust_remote_code,
-                tool_form=config.model.tool_form,
-                chat_template=config.model.chat_template,
+                form=config.model.form,
             )
             if adapter.base_dtype == "nf4":
                 with_base_in_4_bits(model, vision=config.model.vision == "lora")

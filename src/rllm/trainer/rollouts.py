@@ -22,7 +22,7 @@ from rllm.trainer.learning import Learner
 from rllm.trainer.outcomes import require_one_that_did_not_fail
 from rllm.trainer.schedules import temperature
 from rllm.trainer.trainable import fail_untrainable
-from rllm.types.episode import Episode, Step
+from rllm.types.episode import CUT_THOUGHT, Episode, Step
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, task_id_of, with_id
 
@@ -52,12 +52,14 @@ class Rollouts:
         )
 
     def metrics(self) -> dict[str, int]:
-        """`unparsed_tool_markup`: turns whose tool calls could not be read."""
-        steps = self._steps()
+        """`unparsed_tool_markup`: turns whose tool calls could not be read; `thoughts_cut`: turns whose
+        thought was cut."""
+        steps = list(self._steps())
         return {
             "tasks": len(self.tasks),
             "rounds": self.rounds,
             "unparsed_tool_markup": sum(bool(step.info.get("unparsed_markup")) for step in steps),
+            "thoughts_cut": sum(bool(step.info.get(CUT_THOUGHT)) for step in steps),
         }
 
 

@@ -21,6 +21,9 @@ from rllm.types.messages import Message, ModelOutput
 from rllm.types.prefix import shared
 from rllm.types.task import EpisodeId
 
+CUT_THOUGHT = "cut_thought"
+"""Key in the info of a Step whose answer has a cut thought; see `ModelOutput.has_cut_thought`."""
+
 
 class TerminationReason(StrEnum):
     """The reason that a rollout ended."""
@@ -171,6 +174,8 @@ class Step:
         self.policy_versions = output.policy_versions
         self.policy_version = output.weight_version
         self.usage = output.usage
+        if output.has_cut_thought:
+            self.info[CUT_THOUGHT] = True
 
     def share_history(self, earlier: "Step | None") -> None:
         """Make prompt and messages views of the row and the list that `earlier`, the step before, has: cost

@@ -128,6 +128,9 @@ class ModelOutput:
     completion_id: str = ""
     """The server's name for this answer."""
     finish_reason: FinishReason = FinishReason.STOP
+    has_cut_thought: bool = False
+    """A thought was closed for the model (`model.max_thinking_tokens`), or ended with the room for the
+    answer."""
     usage: dict[str, int] = field(default_factory=dict[str, int])
     """`prompt_tokens`, `completion_tokens`, `cached_tokens`."""
     latency_s: float = 0.0

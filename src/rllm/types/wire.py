@@ -148,6 +148,8 @@ class Choice:
     finish_reason: FinishReason = FinishReason.STOP
     stop_sequence: str | None = None
     """Which of the request's `stop` texts ended it."""
+    has_cut_thought: bool = False
+    """See `ModelOutput.has_cut_thought`."""
     unparsed_markup: bool = False
     """The text holds the markup of a tool call that could not be read."""
     prompt_ids: list[int] = field(default_factory=list[int])
@@ -253,6 +255,8 @@ class CallRecord:
     finish_reason: str = ""
     stop_sequence: str | None = None
     """Which of the request's `stop` texts ended the answer."""
+    has_cut_thought: bool = False
+    """See `ModelOutput.has_cut_thought`."""
     unparsed_markup: bool = False
     """The answer holds the markup of a tool call that could not be read."""
     prompt_ids: list[int] = field(default_factory=list[int])

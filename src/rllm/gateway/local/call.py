@@ -130,6 +130,7 @@ class LocalCall:
         has_calls = bool(choice.tool_calls) and not cut_off
         choice.finish_reason = FinishReason.TOOL_CALLS if has_calls else output.finish_reason
         choice.stop_sequence = output.stop_sequence
+        choice.has_cut_thought = output.has_cut_thought
         choice.unparsed_markup = answer.unparsed_markup
         choice.completion_ids = output.completion_ids
         choice.logprobs = output.logprobs

@@ -251,6 +251,7 @@ def _schemas() -> dict[str, Any]:
         "choice": {"type": "integer"},
         "stop_sequence": nullable,
         "temperature": {"type": ["number", "null"]},
+        "has_cut_thought": {"type": "boolean"},
         "unparsed_markup": {"type": "boolean"},
         "mixed_versions": {"type": "boolean"},
         "status": {"enum": ["ok", "partial", "error"]},

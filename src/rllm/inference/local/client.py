@@ -10,15 +10,16 @@ from typing import ClassVar
 from rllm.errors import ContextLengthError, InferenceError
 from rllm.inference.client import ModelClient, TokenPiece
 from rllm.inference.local.engine import LocalEngine
-from rllm.inference.local.grammar import Grammars
+from rllm.inference.local.grammar import Grammars, GrammarState
 from rllm.inference.local.requests import Request
+from rllm.inference.local.thoughts import ThoughtLimit
 from rllm.inference.local.watch import Listener, Watch
 from rllm.inference.token_session import TokenSession
 from rllm.models.directory import LoadedModel
 from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.rendering.images import IMAGES, ImageReader
 from rllm.types.images import PATCH_IDS_FROM, image_numbers, image_runs
-from rllm.types.messages import ModelOutput, SamplingParams
+from rllm.types.messages import FinishReason, ModelOutput, SamplingParams
 
 OnPiece = Callable[[TokenPiece], None]
 
@@ -103,13 +104,19 @@ class LocalClient(ModelClient):
     def max_context(self) -> int:
         return self.engine.max_context
 
-    async def watch(self, sampling: SamplingParams, listener: Listener | None) -> Watch | None:
+    async def watch(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, listener: Listener | None
+    ) -> Watch | None:
         """A watch of an answer of which more than its ids is needed; None for others."""
-        if listener is None and not (sampling.stop or sampling.top_logprobs or sampling.grammar):
+        limit = self.loaded_model.max_thinking_tokens
+        if listener is None and not (limit or sampling.stop or sampling.top_logprobs or sampling.grammar):
             return None
-        grammar = None
+        grammar: GrammarState | ThoughtLimit | None = None
         if sampling.grammar:
             grammar = await self._grammars.begin(sampling.grammar, sampling.stop_token_ids)
+        if limit:
+            tokenizer = self.loaded_model.tokenizer
+            grammar = ThoughtLimit(limit, tokenizer, prompt_ids, grammar, self.vocab_size)
         return Watch(
             sampling,
             decode=self.loaded_model.tokenizer.decode,
@@ -206,6 +213,7 @@ class LocalSession(TokenSession):
             top_logprobs=watch.top_logprobs if watch is not None else [],
             stop_sequence=watch.stop_sequence if watch is not None else None,
             finish_reason=request.finish_reason,
+            has_cut_thought=self._has_cut_thought(request),
             usage={
                 "prompt_tokens": len(request.prompt_ids),
                 "completion_tokens": len(request.completion_ids),
@@ -214,6 +222,15 @@ class LocalSession(TokenSession):
             latency_s=request.finished_at - request.submitted_at,
             queue_s=request.began_at - request.submitted_at,
         )
+
+    def _has_cut_thought(self, request: Request) -> bool:
+        """Whether the thought of an answer was closed for the model, or ended with the room for it."""
+        limit = request.watch.grammar if request.watch is not None else None
+        if isinstance(limit, ThoughtLimit) and limit.has_cut:
+            return True
+        is_cut = request.finish_reason is FinishReason.LENGTH
+        tokenizer = self.client.loaded_model.tokenizer
+        return is_cut and tokenizer.ends_in_thought([*request.prompt_ids, *request.completion_ids])
 
     async def run(
         self,
@@ -235,7 +252,8 @@ class LocalSession(TokenSession):
         answer: asyncio.Future[None] = mailbox.loop.create_future()
         reader = _Reader(answer, on_piece)
         listener = Listener(partial(mailbox.put, reader), mailbox.wake) if on_piece else None
-        watch = await self.client.watch(sampling, listener)
+        is_answer = score_from is None
+        watch = await self.client.watch(prompt_ids, sampling, listener) if is_answer else None
         request = Request(
             order=(*self.order, self._turn),
             prompt_ids=prompt_ids,

@@ -21,6 +21,7 @@ from rllm.inference.client import TokenPiece
 from rllm.inference.local.grammar import GrammarState
 from rllm.inference.local.sampling import SamplingRows, most_likely, sample_among
 from rllm.inference.local.text import Decode, StopTexts, TextStream
+from rllm.inference.local.thoughts import ThoughtLimit
 from rllm.types.messages import SamplingParams, TopLogprobs
 
 
@@ -43,7 +44,7 @@ class Watch:
         decode: Decode,
         is_special: Callable[[int], bool],
         listener: Listener | None = None,
-        grammar: GrammarState | None = None,
+        grammar: GrammarState | ThoughtLimit | None = None,
     ) -> None:
         self.grammar = grammar
         self.listener = listener
@@ -166,9 +167,13 @@ class WatchedRows:
         """Draw anew, in place, where a grammar allows only some tokens."""
         if not self._grammars:
             return
+        masks = [(row, grammar.allowed_V) for row, grammar in self._grammars]
+        masks = [(row, allowed_V) for row, allowed_V in masks if allowed_V is not None]
+        if not masks:
+            return
         # A draw is a function of seed and position, so drawing again leaves all other rows as they are.
-        rows = [row for row, _ in self._grammars]
-        allowed_G_V = torch.from_numpy(np.stack([grammar.allowed_V for _, grammar in self._grammars]))
+        rows = [row for row, _ in masks]
+        allowed_G_V = torch.from_numpy(np.stack([allowed_V for _, allowed_V in masks]))
         tokens = sample_among(logits_B_V[rows], allowed_G_V.to(logits_B_V.device), sampling.part(rows))
         tokens_B[rows], logprobs_B[rows] = (values.cpu().numpy() for values in tokens)
 

@@ -32,6 +32,8 @@ SUPPORTS = frozenset(
         "model.trust_remote_code",
         "model.tool_form",
         "model.chat_template",
+        "model.thinking",
+        "model.max_thinking_tokens",
         "model.vision",
         "optimizer.name",
         "optimizer.muon_dtype",
