@@ -19,7 +19,7 @@ from rllm.cli.compare import command as compare
 from rllm.cli.episode_view import episode_view
 from rllm.cli.eval_view import show_evaluation
 from rllm.cli.replay import command as replay
-from rllm.cli.skill_view import print_success
+from rllm.cli.skill_view import print_alarms, print_success
 from rllm.cli.supervised_view import machine_rows, show_supervised
 from rllm.cli.terminal import (
     FittingTable,
@@ -36,6 +36,7 @@ from rllm.errors import ConfigError, choices_of
 from rllm.eval.words import endings_text
 from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run, runs_under
+from rllm.tracking.alarms import AlarmWatch
 from rllm.tracking.console import readable_seconds, sparkline
 from rllm.tracking.jsonl import read_metrics
 from rllm.view.run_facts import REPORTS, RunFacts, RunStage, facts_of, report_labels
@@ -150,6 +151,7 @@ def _show_run(directory: RunDirectory, as_json: bool) -> None:
     if as_json:
         details = {"success": success, "phases": phases, "machines": directory.machines()}
         details |= {"summary": summary, "config": config, "chosen": directory.choices()}
+        details |= {"alarms": [alarm.to_dict() for alarm in AlarmWatch(config, lines).history]}
         print_json({**run_facts.to_dict(), **details, **({"cluster": cluster.to_dict()} if cluster else {})})
         return
     console = out()
@@ -177,6 +179,7 @@ def _show_run(directory: RunDirectory, as_json: bool) -> None:
                 f"  {success[0]:.0%} to {success[-1]:.0%}",
             )
         )
+    print_alarms(console, AlarmWatch(config, lines).history)
     if cluster is not None:
         print_cluster(console, cluster)
     _print_phases(console, phases)

@@ -3,7 +3,7 @@
 summary ──► print_success: what it is of, a table, baselines, skill, warnings, kinds
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +13,7 @@ from rllm.cli.terminal import print_sentence, success_table, table
 from rllm.eval.skill import Measure, SkillVerdict
 from rllm.eval.task_facts import MIN_DISTINCT
 from rllm.eval.words import baselines_sentence, compared_sentence, endings_text, instances_sentence
+from rllm.tracking.alarms import AlarmEvent
 
 _STYLES = {
     SkillVerdict.GAINED: "bold green",
@@ -77,6 +78,14 @@ def print_skill(console: Console, summary: Mapping[str, Any], start: str) -> Non
         print_sentence(console, Text(line, style="yellow"))
     if len(summary["kinds"]) > 1:
         console.print(_kinds(summary, start))
+
+
+def print_alarms(console: Console, alarms: Sequence[AlarmEvent]) -> None:
+    """Print the critical alarms of a run."""
+    if alarms:
+        console.print("\nAlarms", style="bold red")
+    for alarm in alarms:
+        print_sentence(console, Text(str(alarm), style="red"))
 
 
 def warnings(summary: Mapping[str, Any], start: str) -> list[str]:

@@ -27,7 +27,7 @@ from rllm.cli.published_flags import (
     refused_options,
     sampling_file_option,
 )
-from rllm.cli.skill_view import print_success
+from rllm.cli.skill_view import print_alarms, print_success
 from rllm.cli.terminal import err, out, phase_list, print_next, print_sentence, took
 from rllm.cli.train_options import TrainOptions
 from rllm.config.loader import config_dict
@@ -35,9 +35,11 @@ from rllm.config.schema import TrainConfig
 from rllm.distributed import rank_from_environment, world_size
 from rllm.distributed.launch import launch, launched_words, require_processes
 from rllm.errors import ConfigError
-from rllm.store.episodes import EpisodeStore
+from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory, is_run
+from rllm.tracking.alarms import AlarmWatch
 from rllm.tracking.console import LiveView
+from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.cluster import rank_places
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.result import TrainResult
@@ -150,6 +152,8 @@ def _print_result(options: TrainOptions, config: TrainConfig, result: TrainResul
     labels = report_labels(config_dict(config))
     console = out()
     print_success(console, summary, summary, {name: labels[name] for name in REPORTS})
+    lines = (line for line in read_metrics(directory.metrics_path) if line["phase"] == TRAIN_PHASE)
+    print_alarms(console, AlarmWatch(directory.config(), lines).history)
     num_failures = sum(summary["after"][f"{way}_report"]["failed"] for way in ("sampled", "greedy"))
     if num_failures:
         console.print(f"{num_failures} of the last episodes failed and count as no success.", style="red")

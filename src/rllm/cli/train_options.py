@@ -150,6 +150,11 @@ class TrainOptions:
         metavar="K=V",
         help="temperature, top_p, top_k or max_tokens: `rollout.…`.",
     )
+    stop_on_alarm: bool = option(
+        "--stop-on-alarm",
+        is_flag=True,
+        help="Save and end the run, with exit code 1, when it raises a critical alarm: `stop_on_alarm`.",
+    )
     nproc: int = option(
         "--nproc",
         type=int,
@@ -177,6 +182,7 @@ class TrainOptions:
         """The options that are keys of the configuration, then --set, which wins."""
         values = {key: getattr(self, name) for name, key in KEY_OF_FLAG.items()}
         assignments = [f"{key}={value}" for key, value in values.items() if value is not None]
+        assignments += ["stop_on_alarm=true"] if self.stop_on_alarm else []
         for name, value in assignments_of(self.sampling).items():
             if name not in KEY_OF_SAMPLING:
                 raise ConfigError(

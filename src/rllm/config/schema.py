@@ -381,6 +381,10 @@ class TrainConfig:
     threads: int = 0
     """Threads of torch; 0 takes one per core that the process may use. The last bits of a run depend on
     it."""
+    stop_on_alarm: bool = False
+    """Save and end the run, with exit code 1, when a critical alarm is raised: a step that moves the policy
+    too far, success that is lost, a step in which all episodes fail, an entropy near 0, or answers that are
+    mostly cut at their token limit."""
     backend: str = LOCAL
     """The backend that computes updates: `local` (torch, in the process of the sampler), `verl` (its FSDP2
     worker, see docs/verl.md), `tinker` (a service that samples as well, see docs/tinker.md), or

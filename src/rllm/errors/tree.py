@@ -24,6 +24,7 @@
     ├── StallError             no rollout has moved for too long; names the oldest and what they wait for
     ├── CountError             a conservation law does not hold; the message lists both sides
     ├── NumericsError          NaN, inf or an exploding norm before an optimizer step
+    ├── AlarmError             a critical alarm of a run that `stop_on_alarm` ends
     └── CanaryError            sampler and trainer disagree on log-probabilities after a publish
 
 A message names the value, the limit and the mend. The CLI prints it and picks the exit code from the class.
@@ -230,6 +231,13 @@ class CountError(RllmError):
     """Raised when a conservation law does not hold.
 
     This is a bug in rLLM or in a plug-in: please report it.
+    """
+
+
+class AlarmError(RllmError):
+    """Raised by `rllm.trainer.loop` after a step with a critical alarm, where `stop_on_alarm` is true.
+
+    Mend: the message says what to change; the run is saved and can go on.
     """
 
 

@@ -193,8 +193,8 @@ def _max_tokens_per_turn(facts: ChoiceFacts) -> tuple[int, str]:
 def _max_context(facts: ChoiceFacts) -> tuple[int, str]:
     usual = SCRATCH_PROGRAM_CONTEXT if facts.is_program else SCRATCH_CONTEXT
     limit = usual if facts.model.from_scratch else CONTEXT
-    positions = facts.model.max_positions or limit
-    if positions <= limit:
+    positions = facts.model.max_positions
+    if positions is not None and positions <= limit:
         return positions, "all positions of the model"
     return limit, facts.is_tuned_for
 

@@ -21,16 +21,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rllm.algorithms.curriculum import Curriculum
 from rllm.config.schema import TrainConfig
 from rllm.engine.attempts import EpisodeEngine
-from rllm.errors import ConfigError
+from rllm.errors import AlarmError, ConfigError
 from rllm.eval.evaluate import EvaluationReport, evaluate, results_on
 from rllm.eval.skill import Measure, learning_facts, score_of, values_of
 from rllm.eval.task_facts import TaskFacts
 from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE
+from rllm.tracking.alarms import AlarmWatch
 from rllm.tracking.base import Tracker
 from rllm.trainer.ahead import PublishedVersions, StepsAhead
+from rllm.trainer.backends.base import TrainingBackend
 from rllm.trainer.canary import Canary, CanaryScorer
 from rllm.trainer.checkpoint import RunState
 from rllm.trainer.cluster import ClusterEngine
@@ -79,6 +83,8 @@ class RunParts:
     curriculum: Curriculum[Any]
     """Which tasks come next."""
     state: RunState
+    alarms: AlarmWatch
+    """Looks at each step of reinforcement learning."""
     machine: RunMachine | None = None
     """The machine and its peak; None where a service computes, and on ranks that write nothing."""
     num_ranks: int = 1
@@ -211,11 +217,20 @@ async def _reinforce(run: RunParts, ahead: StepsAhead) -> None:
         # did not live to write would be missing for ever.
         run.tracker.log(step, "train", metrics)
         run.is_whole = True
+        alarm_events = run.alarms.observe({"step": step, **metrics})
+        for event in alarm_events:
+            run.tracker.note(f"Alarm: {event}")
         # `is_best` notes the score in the state, so it is asked before that is saved.
         is_best = "heldout_success" in metrics and state.is_best(metrics["heldout_success"])
         is_last = state.steps == config.steps or state.has_ended_early
         if state.steps % config.checkpoint.every_steps == 0 or is_best or is_last:
             run.save()
+        if alarm_events and config.stop_on_alarm:
+            run.save()
+            raise AlarmError(
+                f"{alarm_events[0]} The run stopped because `stop_on_alarm` is true; the same command goes "
+                "on with it after this step, and without the key it goes to its end."
+            )
 
 
 def _with_shares(run: RunParts, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -286,8 +301,31 @@ async def publish(run: RunParts, samples: Sequence[TrainingSample]) -> dict[str,
         if mine := run.policies.samples_of(name, samples):
             await _in_learner(run, backend.publish_weights)  # it waits for a step of the engine
             canary = await run.canaries[name].check(backend, run.clients[name], mine)
+            canary |= await _in_learner(run, partial(update_kl, backend, mine))
         metrics |= run.policies.label_metrics(name, {**canary, "policy_version": backend.policy_version})
     return metrics
+
+
+KL_ROWS = 16
+"""Rows that the divergence of a step is measured on."""
+
+
+def update_kl(backend: TrainingBackend, samples: Sequence[TrainingSample]) -> dict[str, float]:
+    """Return `update_kl`, the mean of KL(policy before, policy after) in nats per sampled token.
+
+    It is Schulman's k3 estimator (2020, http://joschu.net/blog/kl-approx.html) on evenly spaced rows that the
+    policy before sampled. Empty where none of them has a sampled token.
+    """
+    rows = [sample for sample in samples if sample.num_trainable]
+    rows = rows[:: max(1, len(rows) // KL_ROWS)][:KL_ROWS]
+    if not rows:
+        return {}
+    ratios = [
+        new_T[row.trainable_T].astype(np.float64) - row.logprobs_T[row.trainable_T]
+        for row, new_T in zip(rows, backend.score(rows), strict=True)
+    ]
+    log_ratio = np.concatenate(ratios)
+    return {"update_kl": float(np.mean(np.expm1(log_ratio) - log_ratio))}
 
 
 async def report(run: RunParts, name: str) -> None:

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rllm.config.schema import TrainConfig
 from rllm.errors import AgentError, ConfigError, InferenceError
 from rllm.trainer.judging import Judged
 from rllm.types.episode import LEARNABLE, Episode, Outcome, TerminationReason, Trajectory
-from rllm.types.sample import TrainingBatch
+from rllm.types.sample import TrainingBatch, TrainingSample
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,7 @@ def step_metrics(episodes: Sequence[Episode], judgement: Judged, batch: Training
         "groups_rejected": len(judgement.groups_without_signal),
         "groups_without_baseline": len(judgement.without_baseline),
         "turns_mean": turns / max(1, len(episodes)),
+        **_entropy(batch.samples),
         **call_counts(episodes),
         **{f"tokens.{name}": count for name, count in batch.token_counts.items()},
         **{
@@ -141,6 +144,13 @@ def step_metrics(episodes: Sequence[Episode], judgement: Judged, batch: Training
             else {}
         ),
     }
+
+
+def _entropy(samples: Sequence[TrainingSample]) -> dict[str, float]:
+    """Return `policy_entropy`, the mean of -log p over sampled tokens in nats, an unbiased estimate of the
+    policy's entropy; nothing where no token was sampled."""
+    logprobs = [sample.logprobs_T[sample.trainable_T] for sample in samples if sample.num_trainable]
+    return {"policy_entropy": -float(np.concatenate(logprobs).mean(dtype=np.float64))} if logprobs else {}
 
 
 def _failures(episodes: Sequence[Episode]) -> Counter[Outcome]:

@@ -50,9 +50,9 @@ def require_same_config(directory: RunDirectory, config: TrainConfig) -> None:
     began_with = load_config(old_config)
     keep_muon_dtype(began_with.optimizer, config.optimizer)
     take_words_for_dtype(began_with.model, config.model)
-    # Who plays the episodes, where servers are, how processes share the work and who is given numbers is not
-    # what the run is.
-    began_with.tracking = config.tracking
+    # Who plays the episodes, where servers are, how processes share the work, where numbers go and whether an
+    # alarm stops the run is not what the run is.
+    began_with.tracking, began_with.stop_on_alarm = config.tracking, config.stop_on_alarm
     began_with.cluster, began_with.distributed = config.cluster, config.distributed
     for name in ("servers", "replicas", "server_python"):
         setattr(began_with.inference, name, getattr(config.inference, name))

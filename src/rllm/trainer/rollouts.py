@@ -51,11 +51,13 @@ class Rollouts:
             step for each in self.episodes for trajectory in each.trajectories for step in trajectory.steps
         )
 
-    def metrics(self) -> dict[str, int]:
+    def metrics(self) -> dict[str, int | float]:
         """`unparsed_tool_markup`: turns whose tool calls could not be read; `thoughts_cut`: turns whose
-        thought was cut."""
+        thought was cut; `answers_cut`: share of answers that ended at their token limit."""
         steps = list(self._steps())
+        reasons = [step.model_output.finish_reason for step in steps if step.model_output is not None]
         return {
+            **({"answers_cut": reasons.count("length") / len(reasons)} if reasons else {}),
             "tasks": len(self.tasks),
             "rounds": self.rounds,
             "unparsed_tool_markup": sum(bool(step.info.get("unparsed_markup")) for step in steps),

@@ -26,8 +26,9 @@ from rllm.errors import ConfigError
 from rllm.eval.task_facts import TaskFacts
 from rllm.files.atomic import require_free_space
 from rllm.store.encoding import EncodedEpisodes
-from rllm.store.episodes import EpisodeStore
+from rllm.store.episodes import TRAIN_PHASE, EpisodeStore
 from rllm.store.run_directory import RunDirectory
+from rllm.tracking.alarms import AlarmWatch
 from rllm.tracking.base import Tracker, Trackers, require_tracker
 from rllm.tracking.console import on_screen
 from rllm.tracking.jsonl import JsonlTracker, read_metrics
@@ -335,6 +336,10 @@ class TrainingRun:
                 validation_facts=self.tasks.validation_facts(),
                 curriculum=self._curriculum(learner.tasks, state),
                 state=state,
+                alarms=AlarmWatch(
+                    config_dict(self.config),
+                    (line for line in read_metrics(directory.metrics_path) if line["phase"] == TRAIN_PHASE),
+                ),
             )
             parts.learner_thread.submit(ranks.enter_thread)
             with _frozen_heap():

@@ -13,8 +13,8 @@ from rllm.errors import ConfigError
 from rllm.store.browsing import UNJUDGED, EpisodeBrowser, EpisodeSummary
 from rllm.store.episodes import TRAIN_PHASE
 from rllm.store.run_directory import RunDirectory
+from rllm.tracking.alarms import alarms_of
 from rllm.tracking.jsonl import read_metrics_after
-from rllm.view.alarms import alarms_of
 from rllm.view.notes import NO_NOTE, notes
 from rllm.view.query import Query
 from rllm.view.run_facts import facts_of, metrics_of

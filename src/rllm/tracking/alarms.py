@@ -1,17 +1,23 @@
 """Alarms of a training run in words, each with what to do about it.
 
-the last lines of metrics.jsonl ──► [Alarm("72 % of groups tie …", "set filters.dynamic …"), …]
+    lines of metrics.jsonl ──► alarms_of: what holds now, for the page of a run
+                           └─► AlarmWatch: what begins to hold in a step, for the screen and the end of a run
 
-Every rule looks at the mean of the last steps, so that one odd step raises nothing.
+Hints and problems look at the mean of the last steps, so that one odd step raises nothing. Critical alarms
+say that a run is being spoilt; `stop_on_alarm` ends it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
 NUM_STEPS = 10
 """The number of last steps that a rule looks at."""
+_LATEST = 3
+"""The same for critical alarms, which shall come before all is lost."""
+_MOVED, _ENTROPY_FLOOR, _ENTROPY_SHARE, _GOOD, _CUT, _LEARNT = 0.1, 0.05, 0.05, 0.9, 0.5, 0.05
+CRITICAL = "critical"
 _TIED, _FAILED, _CLIPPED, _DROPPED = 0.6, 0.1, 0.3, 0.25
 _KL, _LOGPROB_GAP, _HELDOUT_DROP, _NORM_JUMP = 0.1, 0.05, 0.1, 10.0
 _RATIO_LOW, _RATIO_HIGH = 0.8, 1.25
@@ -26,7 +32,7 @@ class Alarm:
 
     name: str
     level: str
-    """`problem`, or `hint`."""
+    """`critical`, `problem`, or `hint`."""
     sentence: str
     mend: str
 
@@ -39,11 +45,122 @@ def alarms_of(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> 
     recent = lines[-NUM_STEPS:]
     if not recent:
         return []
-    rules = (_no_reward, _ties, _failures, _update_size, _gaps, _heldout, _tokens, _time)
-    return [alarm for rule in rules for alarm in rule(lines, recent, config)]
+    rules = (*_CRITICAL_RULES, _no_reward, _ties, _failures, _update_size, _gaps, _heldout, _tokens, _time)
+    alarms = [alarm for rule in rules for alarm in rule(lines, recent, config)]
+    # A policy that always says the same ties in every group: harder or easier tasks would not help it.
+    has_collapsed = any(alarm.name == "entropy" for alarm in alarms)
+    return [alarm for alarm in alarms if not (has_collapsed and alarm.name in ("ties", "no reward"))]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class AlarmEvent:
+    """An alarm and the step in which it began to hold."""
+
+    step: int
+    alarm: Alarm
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"step": self.step, **self.alarm.to_dict()}
+
+    def __str__(self) -> str:
+        return f"Step {self.step + 1}: {self.alarm.sentence} {self.alarm.mend}"
+
+
+class AlarmWatch:
+    """Looks at a run step by step, and raises each critical alarm when it begins to hold."""
+
+    def __init__(self, config: Mapping[str, Any], lines: Iterable[Mapping[str, Any]] = ()) -> None:
+        """`lines`: of the steps so far, where a run goes on."""
+        self._config = config
+        self._lines: list[Mapping[str, Any]] = []
+        self._active: set[str] = set()
+        self.history: list[AlarmEvent] = []
+        """All so far, in order."""
+        for line in lines:
+            self.observe(line)
+
+    def observe(self, line: Mapping[str, Any]) -> list[AlarmEvent]:
+        """Return the alarms that begin with this line of a training step."""
+        self._lines.append(line)
+        recent = self._lines[-NUM_STEPS:]
+        alarms = [alarm for rule in _CRITICAL_RULES for alarm in rule(self._lines, recent, self._config)]
+        new = [
+            AlarmEvent(step=int(line["step"]), alarm=alarm)
+            for alarm in alarms
+            if alarm.name not in self._active
+        ]
+        self._active = {alarm.name for alarm in alarms}
+        self.history += new
+        return new
 
 
 Lines = Sequence[Mapping[str, Any]]
+
+
+def _large_step(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    kl = max((float(recent[-1][name]) for name in recent[-1] if name.endswith("update_kl")), default=0.0)
+    if kl > _MOVED:
+        rate = config["optimizer"]["learning_rate"]
+        yield Alarm(
+            name="large step",
+            level=CRITICAL,
+            sentence=f"One step moved the policy by {kl:.2g} nats a token, and {_MOVED:g} is much.",
+            mend=f"Lower `optimizer.learning_rate`, which is {rate:g}, to {rate / 5:g}, or raise "
+            "`optimizer.warmup_steps`.",
+        )
+
+
+def _success_lost(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    latest, earlier = lines[-_LATEST:], lines[:-_LATEST]
+    before = _mean(earlier[-NUM_STEPS:], "success")
+    if len(latest) == _LATEST and before is not None and before > _LEARNT and _mean(latest, "success") == 0.0:
+        yield Alarm(
+            name="success lost",
+            level=CRITICAL,
+            sentence=f"Nothing succeeded in the last {_LATEST} steps; before, {before:.0%} of attempts did.",
+            mend="Begin again with a lower `optimizer.learning_rate`; look at an episode of these steps.",
+        )
+
+
+def _all_failed(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    last = recent[-1]
+    if last.get("episodes") and last.get("failed") == last["episodes"]:
+        yield Alarm(
+            name="all failed",
+            level=CRITICAL,
+            sentence=f"All {last['episodes']} episodes of the step failed, through no fault of the policy.",
+            mend="Open one (`rllm runs show RUN --phase train`): its error names the cause.",
+        )
+
+
+def _entropy(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    first, now = _mean(lines[:1], "policy_entropy"), _mean(lines[-_LATEST:], "policy_entropy")
+    success = _mean(lines[-_LATEST:], "success")
+    if first is None or now is None or success is None or len(lines) < _LATEST or success >= _GOOD:
+        return
+    if now < _ENTROPY_FLOOR or now < _ENTROPY_SHARE * first:
+        yield Alarm(
+            name="entropy",
+            level=CRITICAL,
+            sentence=f"The policy hardly varies any more: its entropy is {now:.2g} nats a token and was "
+            f"{first:.2g}, while {success:.0%} of attempts succeed.",
+            mend="Lower `optimizer.learning_rate`, raise `algorithm.clip_high` to 0.28, or set "
+            "`algorithm.entropy_coef`; go back to a checkpoint from before.",
+        )
+
+
+def _cut(lines: Lines, recent: Lines, config: Mapping[str, Any]) -> Iterator[Alarm]:
+    cut_share = _mean(lines[-_LATEST:], "answers_cut")
+    if cut_share is not None and cut_share > _CUT:
+        yield Alarm(
+            name="answers cut",
+            level=CRITICAL,
+            sentence=f"{cut_share:.0%} of answers are cut at their token limit.",
+            mend="Raise `rollout.max_tokens_per_turn` (a program's own `max_tokens`), or ask for less.",
+        )
+
+
+_CRITICAL_RULES = (_large_step, _success_lost, _all_failed, _entropy, _cut)
 
 
 def _mean(lines: Lines, name: str) -> float | None:
