@@ -33,8 +33,8 @@ def learned_table(page: Path, runs: Sequence[Mapping[str, Any]]) -> str:
     """One row a run, each task with a link to its file; says how many runs are missing."""
     lines = [
         "| task | way in | turns | seed | pass@1 before (greedy) | after (greedy) | pass@8 | best constant "
-        "| weakest kind after | different answers | CPU s |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| weakest kind after | groups with signal | different answers | CPU s |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
         *(_row(page, run) for run in runs),
     ]
     missing = sorted({*ABOUT} - {run["task"] for run in runs})
@@ -54,15 +54,15 @@ def _row(page: Path, run: Mapping[str, Any]) -> str:
     link = os.path.relpath(EXAMPLES / f"{run['task']}.py", page.parent)
     start = f"| [{run['task']}]({link}) | {way} | {turns} | {run['seed']} "
     if "failed" in run:
-        return f"{start}| failed: {run['failed']} | | | | | | |"
+        return f"{start}| failed: {run['failed']} | | | | | | | |"
     weakest = min(run["kinds"], key=lambda kind: run["kinds"][kind][1])
-    constant = max(run["constant"], key=lambda name: run["constant"][name], default="")
     cells = [
         f"{_figure(run['start'])} ({run['start_greedy']['value']:.0f})",
         f"{_figure(run['trained'])} ({run['trained_greedy']['value']:.0f})",
         f"{run['pass_at_8']['before']:.0f} → {run['pass_at_8']['after']:.0f}",
-        f"{constant} ({run['constant'][constant]:.0f})" if constant else "unknown",
+        f"{run['constant']:.0f}",
         f"{weakest}: {100 * run['kinds'][weakest][1]:.0f}",
+        f"{100 * run['groups_with_signal']:.0f}",
         f"{100 * run['different_answers']['before']:.0f} → {100 * run['different_answers']['after']:.0f}",
         f"{run['cpu_s']:.0f}",
     ]

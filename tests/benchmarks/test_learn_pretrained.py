@@ -42,6 +42,7 @@ def test_a_run_has_one_file_with_its_figures(
     assert result["start"]["value"] == result["trained"]["value"] == 0.0
     assert result["steps"] == len(result["success_by_step"]) == 1
     assert 0.0 < result["different_answers"]["after"] <= 1.0
+    assert 0.25 <= result["constant"] / 100 <= 1.0, "four tasks, of which one order fits one at least"
     assert set(result["kinds"]) <= {f"{count} times stop" for count in range(5)}
     assert str(tmp_path) not in json.dumps(result), "no path of a machine is committed"
     page = scripts["pretrained_tables"].learned_table(BENCHMARKS.parent / "docs" / "learning.md", [result])
@@ -61,4 +62,5 @@ def test_a_run_that_failed_and_a_trial_without_training_have_a_row(scripts: dict
 
 
 def test_every_example_is_described(scripts: dict[str, ModuleType]) -> None:
-    assert set(scripts["pretrained_tables"].ABOUT) == set(scripts["learn_pretrained"].blocks("any"))
+    script = scripts["learn_pretrained"]
+    assert set(scripts["pretrained_tables"].ABOUT) == set(script.blocks("any")) == set(script.CONSTANTS)
