@@ -17,14 +17,17 @@ from torch.distributed.tensor import DTensor, Shard
 from rllm.cli.main import rllm as front_door
 from rllm.config.distributed import DistributedConfig
 from rllm.config.loader import load_config
+from rllm.config.schema import TrainConfig
 from rllm.distributed import ALONE, joining, open_ranks, torch_ranks
 from rllm.distributed.cards import backend_of, card_of_rank
 from rllm.distributed.launch import free_port
 from rllm.distributed.torch_ranks import TorchRanks
 from rllm.errors import ConfigError
+from rllm.models import devices
 from rllm.trainer import distribution, memory_plan
 from rllm.trainer.backends import sharded_weights
 from rllm.trainer.backends.sharding import computing_device
+from rllm.trainer.defaults import settle_defaults
 from rllm.trainer.memory import num_parameters
 
 
@@ -32,6 +35,12 @@ from rllm.trainer.memory import num_parameters
 def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def settled(settings: dict[str, Any]) -> TrainConfig:
+    config = load_config(settings)
+    settle_defaults(config, Path("nowhere"))
+    return config
 
 
 def ranks_on(card: int | None, *, size: int = 4, **more: Any) -> TorchRanks:
@@ -156,10 +165,10 @@ def test_meshes_and_smaller_groups_are_of_cards_where_the_ranks_are(monkeypatch:
 def test_the_plan_counts_a_card_for_each_process_and_one_memory_for_all_on_a_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_plan, "accelerator_bytes", lambda device: 10**9)
+    monkeypatch.setattr(devices, "free_accelerator_bytes", lambda device: 10**9)
     plans = {
         device: memory_plan.memory_plan(
-            load_config({"model": {"device": device, "dtype": "float32"}}), num_ranks=2, num_local_ranks=2
+            settled({"model": {"device": device, "dtype": "float32"}}), num_ranks=2, num_local_ranks=2
         )
         for device in ("cpu", "cuda")
     }
@@ -168,21 +177,21 @@ def test_the_plan_counts_a_card_for_each_process_and_one_memory_for_all_on_a_pro
     assert on_card is not None
     assert on_cpu.parts == on_card.parts
     assert (on_cpu.num_local_ranks, on_card.num_local_ranks) == (2, 1)
-    assert on_card.limit == 10**9
+    assert on_card.free == 10**9
 
 
 @pytest.mark.parametrize("number_type", ["float32", "bfloat16"])
 def test_the_plan_counts_what_is_offloaded_on_the_cpu_and_not_on_the_card(
     monkeypatch: pytest.MonkeyPatch, number_type: str
 ) -> None:
-    monkeypatch.setattr(memory_plan, "accelerator_bytes", lambda device: 10**9)
+    monkeypatch.setattr(devices, "free_accelerator_bytes", lambda device: 10**9)
     plans = []
     for offload in (False, True):
         settings = {
             "model": {"device": "cuda", "dtype": number_type},
             "distributed": {"strategy": "shard", "offload": offload},
         }
-        plan = memory_plan.memory_plan(load_config(settings), num_ranks=4, num_local_ranks=2)
+        plan = memory_plan.memory_plan(settled(settings), num_ranks=4, num_local_ranks=2)
         assert plan is not None
         plans.append(plan)
     without, offloaded = plans
@@ -195,7 +204,7 @@ def test_the_plan_counts_what_is_offloaded_on_the_cpu_and_not_on_the_card(
     assert saved == pytest.approx(num_bytes, rel=0.001)
     assert (offloaded.parts.gradients, offloaded.parts.optimizer) == (0, 0)
     assert offloaded.peak < without.peak
-    assert "distributed.offload" in replace(offloaded, on_cpu=1 << 60).warning()
+    assert "distributed.offload" in replace(offloaded, on_cpu=1 << 60).problem()
 
 
 def test_what_stands_beside_an_offloaded_shard_is_where_the_shard_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from rllm.config.schema import InferenceConfig
 from rllm.errors import ConfigError
 from rllm.models.builtin import TinyModel, create_model
 from rllm.models.directory import LoadedModel, load_model
-from rllm.trainer import memory_plan
+from rllm.trainer import free_memory
 from rllm.types import SamplingParams
 
 A_TOKEN = 4 * (2 * 2 * 2 * 16 + 2)
@@ -28,7 +28,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def memory_for(tokens: int, loaded: LoadedModel, patch: pytest.MonkeyPatch) -> None:
     """Let the machine have twice that beside the weights."""
     weights = sum(each.numel() * each.element_size() for each in loaded.model.parameters())
-    patch.setattr(memory_plan, "machine_bytes", lambda device: weights + 2 * tokens * A_TOKEN)
+    patch.setattr(free_memory, "machine_bytes", lambda device: weights + 2 * tokens * A_TOKEN)
 
 
 async def test_many_are_answered_in_the_room_that_there_is(

@@ -21,10 +21,11 @@ from rllm.models.builtin import TinyModel, create_model
 from rllm.models.decoder import Decoder, DecoderShape
 from rllm.models.directory import write_one_file
 from rllm.models.packing import WeightedRow, packed_trees
-from rllm.trainer import memory_plan as plan_module
+from rllm.trainer import free_memory
+from rllm.trainer.free_memory import free_bytes, machine_bytes
 from rllm.trainer.learning import context_of
-from rllm.trainer.memory import MicroBatch, cache_bytes, num_parameters, readable
-from rllm.trainer.memory_plan import MemoryPlan, machine_bytes, memory_plan, shape_of
+from rllm.trainer.memory import cache_bytes, num_parameters, readable
+from rllm.trainer.memory_plan import MemoryPlan, memory_plan, shape_of
 from rllm.trainer.policies import create_initial_models, load_initial_models, make_policies
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
@@ -188,18 +189,9 @@ def test_the_fullest_pass_is_the_one_that_rows_are_packed_into() -> None:
             for index, row in enumerate(rows_of(config))
         ]
         packed = packed_trees(weighted, max_tokens)
-        assert plan_of(config).batch.num_tokens == max(
+        assert plan_of(config).pass_tokens == max(
             sum(group.num_tokens for group in groups) for groups in packed
         )
-
-
-def test_what_rows_behind_a_prompt_share_is_counted_once() -> None:
-    shared = MicroBatch(num_prefixes=2, prefix=10, num_rows=5, suffix=5, trained_tokens=4)
-    assert (shared.num_tokens, shared.num_trained) == (2 * 10 + 5 * 5, 5 * 4)
-    assert shared.num_states == 5 * 4 - 3, "three rows share the state that predicts their first token"
-    assert shared.num_keys == 3 * 15, "and have a copy of the prompt's keys"
-    alone = MicroBatch(num_prefixes=0, prefix=0, num_rows=5, suffix=15, trained_tokens=4)
-    assert (alone.num_tokens, alone.num_states, alone.num_keys) == (75, 20, 0)
 
 
 def test_sizes_are_told_as_people_read_them() -> None:
@@ -260,7 +252,7 @@ def test_ranks_share_the_rows_and_not_the_weights() -> None:
     alone = plan_of(config_of(rollout__tasks_per_step=8))
     two = plan_of(config_of(rollout__tasks_per_step=8), num_ranks=2, num_local_ranks=2)
     assert two.parts == alone.parts
-    assert two.batch.num_tokens * 2 == alone.batch.num_tokens
+    assert two.pass_tokens * 2 == alone.pass_tokens
 
 
 def test_ranks_add_up_gradients_in_messages_as_large_as_the_vocabulary(tmp_path: Path) -> None:
@@ -323,7 +315,8 @@ def test_what_cannot_fit_is_refused_with_value_limit_and_mend(tmp_path: Path) ->
     }
     path.write_text(json.dumps(written))
     plan = plan_of(config_of(model__path=str(tmp_path / "model")))
-    with pytest.raises(ConfigError, match=r"[\d,.]+ GB, .*machine .*[\d.]+ GB: .*adapter"):
+    assert plan.activations == 0, "no pass is looked at where the weights alone are too much"
+    with pytest.raises(ConfigError, match=r"needs [\d,.]+ GB, .*[\d.]+ GB free; .*adapter.*--force"):
         plan.require_fits()
     plan_of(config_of()).require_fits()
 
@@ -333,28 +326,25 @@ def test_nothing_is_said_of_what_another_backend_trains(tmp_path: Path) -> None:
     assert memory_plan(config, num_ranks=1, num_local_ranks=1) is None
 
 
-def test_what_may_not_fit_is_warned_about() -> None:
-    assert plan_of(config_of()).warning() == ""
-    warning = plan_of(config_of(inference__num_slots=100_000_000), num_ranks=2, num_local_ranks=2).warning()
-    assert "for 2 processes" in warning
-    assert "`inference.num_slots`" in warning
-    assert 1e8 < machine_bytes("cpu") < 1e14
+def test_processes_of_one_machine_share_its_memory() -> None:
+    assert plan_of(config_of()).problem() == ""
+    problem = plan_of(config_of(inference__num_slots=100_000_000), num_ranks=2, num_local_ranks=2).problem()
+    assert "for 2 processes" in problem
+    assert "`inference.num_slots`" in problem
+    assert 1e8 < free_bytes("cpu") <= machine_bytes("cpu") < 1e14
 
 
-def test_a_run_fits_where_it_needs_exactly_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "_swap_bytes", lambda: 1000)
+def test_a_run_fits_where_it_needs_exactly_what_is_free(caplog: pytest.LogCaptureFixture) -> None:
     plan = plan_of(config_of(), num_ranks=2, num_local_ranks=2)
-    peak, parts = max(plan.moments.values()), plan.parts
-    assert plan.peak == peak
-    assert replace(plan, limit=2 * peak).warning() == ""
-    fullest_moment = max(plan.moments, key=lambda each: plan.moments[each])
-    assert f" {fullest_moment} " in replace(plan, limit=2 * peak - 1).warning()
-    certain = 2 * (parts.weights + parts.gradients + parts.optimizer)
-    replace(plan, limit=certain - 1000).require_fits()  # what does not fit goes to the disk
-    replace(plan, limit=certain, device="cuda").require_fits()
-    for too_small in (replace(plan, limit=certain - 1001), replace(plan, limit=certain - 1, device="cuda")):
-        with pytest.raises(ConfigError, match="2 processes"):
-            too_small.require_fits()
+    assert plan.peak == max(plan.moments.values()) + plan.fragments > plan.parts.total
+    replace(plan, free=2 * plan.peak).require_fits()
+    fullest_moment = max(plan.moments, key=lambda name: plan.moments[name])
+    too_large = replace(plan, free=2 * plan.peak - 1)
+    assert f" {fullest_moment} " in too_large.problem()
+    with pytest.raises(ConfigError, match="2 processes"):
+        too_large.require_fits()
+    too_large.require_fits(force=True)
+    assert too_large.problem() in caplog.messages
 
 
 def test_a_plan_tells_all_that_it_knows() -> None:
@@ -368,25 +358,36 @@ def test_a_plan_tells_all_that_it_knows() -> None:
         dict(plan.moments),
     )
     assert (facts["pass_tokens"], facts["pass_trained_tokens"]) == (
-        plan.batch.num_tokens,
-        plan.batch.num_trained,
+        plan.pass_tokens,
+        plan.pass_trained_tokens,
     )
-    assert (facts["ranks"], facts["sampler"], facts["machine"]) == (2, 0, plan.limit)
-    assert facts["warning"] is None
-    assert replace(plan, limit=1).facts()["warning"] == replace(plan, limit=1).warning()
+    assert (facts["ranks"], facts["sampler"], facts["free"]) == (2, 0, plan.free)
+    assert facts["problem"] is None
+    assert replace(plan, free=1).facts()["problem"] == replace(plan, free=1).problem()
     assert (plan.parts + plan.parts).total == 2 * plan.parts.total
 
 
 def test_a_container_is_held_to_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = [tmp_path / "v2", tmp_path / "v1"]
-    monkeypatch.setattr(plan_module, "CGROUP_LIMITS", tuple(map(str, limits)))
-    whole = machine_bytes("cpu")
+    for version in ("v2", "v1"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "used").write_text("1000\n")
+    groups = [(tmp_path / version / "limit", tmp_path / version / "used") for version in ("v2", "v1")]
+    monkeypatch.setattr(free_memory, "CGROUPS", [tuple(map(str, paths)) for paths in groups])
+    whole, own = machine_bytes("cpu"), free_memory._own_bytes()
     for text, num_bytes in (("max\n", whole), ("5000\n", 5000), (f"{10**18}", whole)):
-        limits[1].write_text(text)
+        groups[1][0].write_text(text)
         assert machine_bytes("cpu") == num_bytes
-    limits[0].write_text("3000")
-    limits[1].write_text("5000")
+    groups[0][0].write_text("3000")
+    groups[1][0].write_text("5000")
     assert machine_bytes("cpu") == 3000
+    for limit, _ in groups:
+        limit.write_text(str(own * 2))
+    monkeypatch.setattr(free_memory, "_own_bytes", lambda: own)
+    used = own + 5000
+    (tmp_path / "v2" / "used").write_text(str(used))
+    assert free_bytes("cpu") == own * 2 - used + own
+    (tmp_path / "v2" / "memory.stat").write_text("anon 7\ninactive_file 3000\n")
+    assert free_bytes("cpu") == own * 2 - used + 3000 + own, "files in memory are dropped when it is needed"
 
 
 def test_parameters_are_those_of_the_model(tmp_path: Path) -> None:

@@ -114,15 +114,15 @@ def local_client(
     """
     from rllm.inference.local.cache import GROWTH, tokens_at_once
     from rllm.inference.local.client import LocalClient
-    from rllm.trainer import memory_plan
+    from rllm.trainer import free_memory
     from rllm.trainer.memory import readable
 
     cache_tokens = inference.cache_tokens
     parameter = next(loaded.model.parameters())
     a_token = loaded.num_kv_heads * (2 * loaded.num_layers * loaded.head_dim + 1) * parameter.element_size()
     weights = sum(each.numel() * each.element_size() for each in loaded.model.parameters())
-    room = (memory_plan.machine_bytes(str(parameter.device)) - weights) // 2 // a_token // GROWTH * GROWTH
-    if not cache_tokens and room < tokens_at_once(inference.num_slots, max_context, 0):
+    room = (free_memory.machine_bytes(str(parameter.device)) - weights) // 2 // a_token // GROWTH * GROWTH
+    if not cache_tokens and room < tokens_at_once(inference.slots, max_context, 0):
         if room < (least := tokens_at_once(1, max_context, 0)):
             raise ConfigError(
                 f"Keys and values of one conversation of {max_context} tokens take "
@@ -138,7 +138,7 @@ def local_client(
         cache_tokens = room
     return LocalClient(
         loaded,
-        num_slots=inference.num_slots,
+        num_slots=inference.slots,
         max_context=max_context,
         max_prefill_tokens=inference.max_prefill_tokens,
         cache_tokens=cache_tokens,

@@ -80,14 +80,16 @@ def command(tasks: str, teacher: str, val_dataset: str, recipe: str, options: Su
             derived=run.config.derived(),
             choices=run.choices,
             conflict=conflict_with_run(directory, run.require_same_config),
+            memory=run.memory_plan(1, 1),
         )
-        print_plan(plan, as_json=options.as_json, tasks=tasks)
+        print_plan(plan, as_json=options.as_json, force=options.force, tasks=tasks)
         return
     require_training_packages(config.optimizer, config.lora)
     was_finished = announce_run(directory)
     try:
         with LiveView(config.steps, title=f"rllm distill {label}", elapsed_s=elapsed_s()) as view:
             run = build_run(config, directory)
+            run.force = options.force
             run.tracker = None if was_finished else view
             result = run.train()
     except KeyboardInterrupt as interrupt:

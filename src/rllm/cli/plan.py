@@ -103,8 +103,17 @@ class Plan:
     """All that the run will be or start; empty where it is this process alone."""
 
 
-def print_plan(plan: Plan, *, as_json: bool, **facts: str) -> None:
-    """Print the resolved configuration and what follows from it. `facts` lead the JSON."""
+def print_plan(plan: Plan, *, as_json: bool, force: bool, **facts: str) -> None:
+    """Print the resolved configuration and what follows from it. `facts` lead the JSON.
+
+    Raises ConfigError, unless `force`, for a run that needs more memory than is free.
+    """
+    _print(plan, as_json=as_json, **facts)
+    if plan.memory is not None:
+        plan.memory.require_fits(force=force)
+
+
+def _print(plan: Plan, *, as_json: bool, **facts: str) -> None:
     memory = plan.memory
     if as_json:
         run = {"run": str(plan.directory), "conflict": plan.conflict or None}
@@ -132,8 +141,6 @@ def print_plan(plan: Plan, *, as_json: bool, **facts: str) -> None:
     console = out()
     console.print(tree)
     console.print("Bold values differ from the defaults. Nothing was written.", style="dim")
-    if memory is not None and (warning := memory.warning()):
-        print_sentence(console, Text(warning, style="yellow"))
     if plan.conflict:
         print_sentence(console, Text(f"It needs a directory of its own: {plan.conflict}", style="yellow"))
 
@@ -143,12 +150,14 @@ def _add_memory(tree: Tree, memory: "MemoryPlan") -> None:
     each = " of each process" if memory.num_ranks > 1 else ""
     branch = tree.add(Text(f"memory{each}, with conversations as long as they may be", style="bold"))
     parts = {name: value for name, value in memory.parts.as_dict().items() if value}
-    batch = memory.batch
-    for name, value in {**parts, "activations": memory.activations}.items():
+    beyond = {"activations": memory.activations, "fragments": memory.fragments}
+    for name, value in {**parts, **beyond}.items():
         branch.add(Text(f"{name} = {readable(value)}"))
-    branch.add(Text(f"largest pass = {batch.num_tokens:,} tokens, {batch.num_trained:,} of them trained"))
+    num_trained = memory.pass_trained_tokens
+    branch.add(Text(f"largest pass = {memory.pass_tokens:,} tokens, {num_trained:,} of them trained"))
     for moment, value in memory.moments.items():
         branch.add(Text(f"most at one time, {moment} = {readable(value)}"))
+    branch.add(Text(f"free = {readable(memory.free)}"))
     if memory.on_cpu:
         branch.add(Text(f"on the CPU, of all processes of a machine = {readable(memory.on_cpu)}"))
     if memory.sampler:

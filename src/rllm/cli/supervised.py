@@ -55,6 +55,7 @@ class SupervisedOptions:
     )
     seed: int | None = option("--seed", type=int, help="Seed of every random draw of the run.  [default: 0]")
     dry_run: bool = option("--dry-run", is_flag=True, help="Check everything, print the plan and do nothing.")
+    force: bool = option("--force", is_flag=True, help="Start also where too little memory is free.")
     fresh: bool = option(
         "--fresh", is_flag=True, help="Start a new run beside one that is there, which stays as it is."
     )
@@ -73,6 +74,7 @@ class SupervisedOptions:
         words += ["--config", str(self.config_file)] if self.config_file is not None else []
         for assignment in self.assignments:
             words += ["--set", assignment]
+        words += ["--force"] if self.force else []
         return words + ([] if self.seed is None else ["--seed", str(self.seed)])
 
 
@@ -94,21 +96,25 @@ def run_supervised(options: SupervisedOptions, make: MakeTrainer, label: str, wo
     if options.fresh:
         directory = unused_directory(directory)
     if options.dry_run:
+        quantities, memory = trainer.dry_run()
         plan = Plan(
             title=f"rllm {kind} {label}",
             directory=directory,
             config=config_dict(trainer.config),
             defaults=config_dict(trainer.config_class()),
             choices=trainer.choices,
-            derived=trainer.plan(),
+            derived=quantities,
             conflict=conflict_with_run(directory, trainer.require_same_config),
+            memory=memory,
         )
-        print_plan(plan, as_json=options.as_json, data=label)
+        print_plan(plan, as_json=options.as_json, force=options.force, data=label)
         return
     was_finished = announce_run(directory)
     try:
         with LiveView(0, title=f"rllm {kind} {label}", elapsed_s=elapsed_s()) as view:
-            result = make(directory, None if was_finished else view).train()
+            trainer = make(directory, None if was_finished else view)
+            trainer.force = options.force
+            result = trainer.train()
     except KeyboardInterrupt as interrupt:
         again = ["rllm", kind, *words, *options.words(), "--output", str(directory)]
         raise interruption(directory, again) from interrupt

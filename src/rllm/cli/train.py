@@ -113,12 +113,10 @@ def command(options: TrainOptions) -> None:
             derived=run.config.derived(),
             choices=run.choices,
             conflict=conflict_with_run(directory, run.require_same_config),
-            memory=run.memory_plan(
-                options.nproc, options.nproc
-            ),  # it warns: the plan may be another machine's
+            memory=run.memory_plan(options.nproc, options.nproc),
             processes=run.process_plan(num_ranks, is_of_torchrun=num_ranks > options.nproc),
         )
-        print_plan(plan, as_json=options.as_json, benchmark=options.label)
+        print_plan(plan, as_json=options.as_json, force=options.force, benchmark=options.label)
         return
     require_training_packages(config.optimizer, config.lora)
     if options.nproc > 1:
@@ -126,12 +124,12 @@ def command(options: TrainOptions) -> None:
         with rank_places(config, options.nproc, directory) as start:
             sys.exit(launch(words, options.nproc, directory, restarts=restarts, start=start))
     if rank_from_environment():  # rank 0 shows what all of them do
-        _run(config, directory).train()
+        _run(config, directory, force=options.force).train()
         return
     was_finished = announce_run(directory)
     try:
         with LiveView(config.steps, title=f"rllm train {options.label}", elapsed_s=elapsed_s()) as view:
-            run = _run(config, directory)
+            run = _run(config, directory, force=options.force)
             run.tracker = None if was_finished else view
             result = run.train()
     except KeyboardInterrupt as interrupt:
@@ -143,8 +141,10 @@ def command(options: TrainOptions) -> None:
         _print_result(options, config, result)
 
 
-def _run(config: TrainConfig, directory: Path) -> TrainingRun:
-    return build_run(config, directory, open_workers=open_workers)
+def _run(config: TrainConfig, directory: Path, *, force: bool = False) -> TrainingRun:
+    run = build_run(config, directory, open_workers=open_workers)
+    run.force = force
+    return run
 
 
 def _print_result(options: TrainOptions, config: TrainConfig, result: TrainResult) -> None:

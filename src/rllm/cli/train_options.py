@@ -167,8 +167,9 @@ class TrainOptions:
     dry_run: bool = option(
         "--dry-run",
         is_flag=True,
-        help="Print the resolved configuration and its memory; refuse what cannot fit.",
+        help="Print the resolved configuration and its memory; refuse what does not fit.",
     )
+    force: bool = option("--force", is_flag=True, help="Start also where too little memory is free.")
     resume: bool = option(
         "--resume", is_flag=True, help="Go on with a run that is there; refuse to begin another."
     )
@@ -267,6 +268,7 @@ class TrainOptions:
         for assignment in self.all_assignments:
             words += ["--set", assignment]
         words += ["--recipe", self.recipe] if self.recipe else []
+        words += ["--force"] if self.force else []
         if self.seed is not None:
             words += ["--seed", str(self.seed)]
         return words

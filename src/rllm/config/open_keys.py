@@ -12,8 +12,21 @@ OPEN_KEYS: dict[str, float | int] = {
     "warm_start.learning_rate": 0.0,
     "rollout.max_tokens_per_turn": -1,
     "inference.max_context": 0,
+    "inference.num_slots": 0,
+    "inference.cache_tokens": 0,
+    "optimizer.micro_batch_tokens": 0,
+    "optimizer.logits_mb": 0.0,
+    "checkpoint.every_steps": 0,
 }
 """`rllm.trainer.defaults` says what each comes to."""
+MEMORY_KEYS = (
+    "inference.num_slots",
+    "inference.cache_tokens",
+    "optimizer.micro_batch_tokens",
+    "optimizer.logits_mb",
+    "checkpoint.every_steps",
+)
+"""Those that follow from the memory that is free; `rllm.trainer.fitting` chooses them."""
 
 
 def open_keys(config: object) -> list[str]:

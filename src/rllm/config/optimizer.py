@@ -40,16 +40,17 @@ class OptimizerConfig:
     on_bad_update: str = "stop"
     """`stop` ends the run with the tokens to blame, before the weights change; `skip` leaves the update out,
     says so, and counts it."""
-    micro_batch_tokens: int = 16_384
+    micro_batch_tokens: int = 0
     """Tokens that one forward and backward pass holds, shared prompts once; smaller needs less memory and
-    gives the same gradient. A row that is longer has a pass of its own."""
+    gives the same gradient. A row that is longer has a pass of its own. 0 chooses it for the model and the
+    memory that is free; outside of a run, one pass holds all rows."""
     gradient_checkpointing: bool = False
     """Keep only what enters each layer and compute the rest again in the backward pass: less memory, a third
     more work."""
-    logits_mb: float = 512.0
+    logits_mb: float = 0.0
     """Megabytes that logits, with their softmax and gradient, may take at the same time. Where the trained
     tokens of a pass would need more, they are computed in chunks, and once more in the backward pass, so that
-    memory does not grow with tokens × vocabulary."""
+    memory does not grow with tokens × vocabulary. 0 chooses it, 512 at most."""
 
     def validate(self) -> None:
         one_of("optimizer.name", self.name, ("adafactor", "adamw", "adamw8bit", "muon"))
@@ -66,8 +67,8 @@ class OptimizerConfig:
         one_of("optimizer.on_bad_update", self.on_bad_update, ("stop", "skip"))
         finite("optimizer.learning_rate", self.learning_rate)
         at_least("optimizer.warmup_steps", self.warmup_steps, -1)
-        at_least("optimizer.micro_batch_tokens", self.micro_batch_tokens, 1)
-        positive("optimizer.logits_mb", self.logits_mb)
+        at_least("optimizer.micro_batch_tokens", self.micro_batch_tokens, 0)
+        finite("optimizer.logits_mb", self.logits_mb)
         positive("optimizer.max_grad_norm", self.max_grad_norm)
         if self.max_norm_factor != 0.0 and not 1.0 < self.max_norm_factor < float("inf"):
             raise ConfigError(

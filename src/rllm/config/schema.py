@@ -146,18 +146,21 @@ class TaskConfig:
                 unused("task", self, name, "only programs and prompts come from files; set `task.program`")
 
 
+DEFAULT_SLOTS = 256
+
+
 @dataclass(kw_only=True, slots=True)
 class InferenceConfig:
-    num_slots: int = 256
-    """Conversations that hold keys and values at the same time."""
+    num_slots: int = 0
+    """Conversations that hold keys and values at the same time. 0 chooses it for the model; see `slots`."""
     max_context: int = 0
     """Maximum tokens of one conversation, prompt and answers together. 0 chooses it for the model."""
     max_prefill_tokens: int = 16_384
     """Prompt tokens read in one engine step; a longer prompt is read over several, beside others' answers."""
     cache_tokens: int = 0
     """Tokens whose keys and values the built-in engine keeps at the same time: who finds no room waits, or
-    gives its place to an earlier one and is read anew later. 0: as many as `num_slots` conversations of
-    `max_context` have."""
+    gives its place to an earlier one and is read anew later. 0 chooses it for the memory that is free; where
+    no run is, as many as `num_slots` conversations of `max_context` have."""
     lockstep: bool = True
     """Step only when no rollout is busy elsewhere: bit-for-bit reproducible. Off: faster when environments
     are slow."""
@@ -193,8 +196,13 @@ class InferenceConfig:
     values of the old ones, and so does whoever begins alike. `finish`: they end by the weights of their
     beginning, and the server waits for them."""
 
+    @property
+    def slots(self) -> int:
+        """`num_slots`, and where that is open, as many as a model made here has."""
+        return self.num_slots or DEFAULT_SLOTS
+
     def validate(self) -> None:
-        at_least("inference.num_slots", self.num_slots, 1)
+        at_least("inference.num_slots", self.num_slots, 0)
         if self.max_context:
             at_least("inference.max_context", self.max_context, 2)
         at_least("inference.max_prefill_tokens", self.max_prefill_tokens, 1)
@@ -355,17 +363,26 @@ class EvaluationConfig:
         return math.ceil(steps / 10) if self.every_steps < 0 else self.every_steps
 
 
+DEFAULT_PERIOD = 5
+
+
 @dataclass(kw_only=True, slots=True)
 class CheckpointConfig:
-    every_steps: int = 5
+    every_steps: int = 0
+    """Steps from one checkpoint to the next. 0 chooses it for the size of a checkpoint; see `period`."""
     keep: int = 2
     """Newest checkpoints that stay, beside the one that did best on the validation split."""
     background: bool = False
     """Copy what a checkpoint holds and let a thread write it while the run goes on. The copy takes as much
     memory as the checkpoint does on disk."""
 
+    @property
+    def period(self) -> int:
+        """`every_steps`, and where that is open, the number for small checkpoints."""
+        return self.every_steps or DEFAULT_PERIOD
+
     def validate(self) -> None:
-        at_least("checkpoint.every_steps", self.every_steps, 1)
+        at_least("checkpoint.every_steps", self.every_steps, 0)
         at_least("checkpoint.keep", self.keep, 1)
 
 
@@ -650,7 +667,7 @@ class TrainConfig:
             "tasks_per_lease": per_lease,
             "leases_per_step": math.ceil(rollout.tasks_per_step / per_lease),
         }
-        cache_tokens = self.inference.num_slots * self.inference.max_context
+        cache_tokens = self.inference.slots * self.inference.max_context
         return {
             "cache_tokens": min(self.inference.cache_tokens or cache_tokens, cache_tokens),
             "groups_per_step": rollout.tasks_per_step,

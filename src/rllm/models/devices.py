@@ -1,5 +1,6 @@
 """The devices that torch computes on here."""
 
+import ctypes
 import math
 import os
 from pathlib import Path
@@ -57,6 +58,14 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def give_back_memory() -> None:
+    """Give the system the memory that this process has freed, where its C library is glibc, which would keep
+    it: between tensors of other sizes it is of little use, and a run would grow from step to step."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def num_threads() -> int:
     """Threads of one torch operation on the CPU."""
     return torch.get_num_threads()
@@ -79,3 +88,10 @@ def gpu_number(device: str) -> int:
 def accelerator_bytes(device: str) -> int:
     """Memory of a CUDA device."""
     return torch.cuda.get_device_properties(torch.device(device)).total_memory
+
+
+def free_accelerator_bytes(device: str) -> int:
+    """Memory of a CUDA device that is free, or that this process keeps for later use."""
+    number = torch.device(device)
+    free, _ = torch.cuda.mem_get_info(number)
+    return free + torch.cuda.memory_reserved(number)

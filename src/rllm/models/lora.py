@@ -88,6 +88,35 @@ def with_adapter(base: LoadedModel, config: LoraConfig, seed: int, *, vision: bo
     return replace(base, model=model, base=base)
 
 
+def adapt_blocks(model: Decoder, config: LoraConfig) -> None:
+    """Give a decoder without contents an adapter of that size, to see what its passes take."""
+    model.requires_grad_(False)
+    sizes, layers = model.shape.projections, nn.Module()
+    for index, block in enumerate(model.blocks):
+        groups: list[_Beside] = []
+        for names in STORED:
+            parts: list[tuple[int, _Factors | None]] = []
+            for name in names:
+                path, _, leaf = f"model.layers.{index}.{name}".rpartition(".")
+                layer = _Factors(*sizes[leaf], config.rank) if leaf in (config.targets or sizes) else None
+                if layer is not None:
+                    _submodule(layers, path).add_module(leaf, layer)
+                parts.append((sizes[leaf][0], layer))
+            groups.append(_Beside(parts))
+        block.adapts = (groups[0], groups[1], groups[2], groups[3])
+    model.adapter = layers
+
+
+class _Factors(nn.Module):
+    """The two matrices of an adapter beside one layer, as peft names them."""
+
+    def __init__(self, outputs: int, inputs: int, rank: int) -> None:
+        super().__init__()
+        self.lora_A = nn.ModuleDict({NAME: nn.Linear(inputs, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({NAME: nn.Linear(rank, outputs, bias=False)})
+        self.scaling = {NAME: 1.0}
+
+
 def with_base_in_4_bits(base: LoadedModel, *, vision: bool = False) -> None:
     """Keep the matrices that adapters may stand beside, none of them yet, in 4 bits from now on.
 

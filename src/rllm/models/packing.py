@@ -39,6 +39,8 @@ model keep up to half as much again."""
 EQUAL_WORK = 4096
 """Places that a token looks back at for as much work as the linear layers have with it, in a model of
 middling width: what a rank's rows cost is only compared with what another's do."""
+ALL = 1 << 40
+"""More tokens than any micro-batch has."""
 MAX_LENGTHS = 256
 """Distinct lengths that buckets tell apart; above, like lengths count as one."""
 MOST_MASKED = 1 << 26
@@ -157,12 +159,13 @@ def _load(lengths: Sequence[tuple[int, int]]) -> int:
 def packed_trees(
     rows: Sequence[WeightedRow], max_tokens: int, *, share_prefixes: bool = True, whole_groups: bool = False
 ) -> list[list[PrefixTree]]:
-    """Micro-batches of at most `max_tokens` tokens, and MOST_LAID_OUT keys for each that are laid out; rows
-    without a trained token are in none.
+    """Micro-batches of at most `max_tokens` tokens, 0 for one that holds all, and MOST_LAID_OUT keys for each
+    that are laid out; rows without a trained token are in none.
 
     A tree above that, and here and there one that fills what is left, is split, its trunk computed once for
     each part, unless `whole_groups`; a row that is longer has a micro-batch of its own.
     """
+    max_tokens = max_tokens or ALL
     left = _Left(_trees(rows, share_prefixes=share_prefixes, whole_groups=whole_groups))
     batches: list[list[PrefixTree]] = []
     while left.entries:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm.config.open_keys import OPEN_KEYS, get_key, open_keys, set_key
+from rllm.config.open_keys import MEMORY_KEYS, OPEN_KEYS, get_key, open_keys, set_key
 from rllm.config.schema import TrainConfig
 from rllm.config.supervised import SupervisedConfig
 from rllm.models.facts import ModelFacts, directory_facts
@@ -108,7 +108,7 @@ def settle_for_model(config: TrainConfig, model: ModelFacts) -> None:
     facts = ChoiceFacts(
         kind="train", steps=config.steps, has_adapter=False, has_expert=False, is_program=False, model=model
     )
-    for key in open_keys(config):
+    for key in set(open_keys(config)) & _CHOICES.keys():  # the others are about updates
         set_key(config, key, _CHOICES[key](facts)[0])
 
 
@@ -128,7 +128,8 @@ def choices_line(choices: Sequence[KeyChoice]) -> str:
     """Return the choices as one sentence for the screen."""
     by_reason: dict[str, list[str]] = {}
     for choice in choices:
-        by_reason.setdefault(choice.reason, []).append(f"{choice.key} {choice.value:g}")
+        value = f"{choice.value:g}" if isinstance(choice.value, float) else f"{choice.value:,}"
+        by_reason.setdefault(choice.reason, []).append(f"{choice.key} {value}")
     parts = (f"{', '.join(values)} ({reason})" for reason, values in by_reason.items())
     return f"Chosen for this model: {'; '.join(parts)}."
 
@@ -159,12 +160,30 @@ def _settle(config: TrainConfig | SupervisedConfig, output: Path, facts: ChoiceF
             continue  # nothing is imitated
         section, _, name = key.partition(".")
         value = before.get(section, {}).get(name, OPEN_KEYS[key])
-        if value == OPEN_KEYS[key]:
+        if value == OPEN_KEYS[key] and key not in MEMORY_KEYS:
             value, reason = _CHOICES[key](facts)
             if not before:
                 choices.append(KeyChoice(key=key, value=value, reason=reason))
         set_key(config, key, value)
+    if not before:
+        choices += _fit(config, facts)
     config.validate()
+    return choices
+
+
+def _fit(config: TrainConfig | SupervisedConfig, facts: ChoiceFacts) -> list[KeyChoice]:
+    """Give the keys that are still open the values that fit the memory that is free."""
+    from rllm.trainer.fitting import fitting_values  # brings torch
+
+    run = config if isinstance(config, TrainConfig) else config.train_config()
+    values = fitting_values(run, is_small=facts.model.from_scratch, plays=isinstance(config, TrainConfig))
+    choices = [
+        KeyChoice(key=key, value=value, reason=reason)
+        for key, (value, reason) in values.items()
+        if key in open_keys(config)
+    ]
+    for choice in choices:
+        set_key(config, choice.key, choice.value)
     return choices
 
 

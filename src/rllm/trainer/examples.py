@@ -83,3 +83,9 @@ def rows_sha256(examples: Iterable[Example]) -> str:
             for values_T in (row.token_ids_T, row.trainable_T, row.advantages_T):
                 digest.update(values_T.tobytes())
     return digest.hexdigest()
+
+
+def largest_examples(examples: Sequence[Example], number: int) -> list[TrainingSample]:
+    """The rows of so many examples that have most tokens."""
+    by_size = sorted(examples, key=lambda example: -sum(row.num_tokens for row in example.rows))
+    return [row for example in by_size[:number] for row in example.rows]

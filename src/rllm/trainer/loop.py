@@ -223,7 +223,7 @@ async def _reinforce(run: RunParts, ahead: StepsAhead) -> None:
         # `is_best` notes the score in the state, so it is asked before that is saved.
         is_best = "heldout_success" in metrics and state.is_best(metrics["heldout_success"])
         is_last = state.steps == config.steps or state.has_ended_early
-        if state.steps % config.checkpoint.every_steps == 0 or is_best or is_last:
+        if state.steps % config.checkpoint.period == 0 or is_best or is_last:
             run.save()
         if alarm_events and config.stop_on_alarm:
             run.save()
@@ -288,7 +288,7 @@ async def warm_start(run: RunParts) -> None:
                 references = run.learner.references
                 run.record.write(partial(save_references, references=references, policies=run.policies))
         run.is_whole = True
-        if state.warm_steps % config.checkpoint.every_steps == 0 or state.warm_steps == warm.steps:
+        if state.warm_steps % config.checkpoint.period == 0 or state.warm_steps == warm.steps:
             run.save()
 
 

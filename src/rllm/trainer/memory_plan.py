@@ -1,17 +1,20 @@
 """The memory that a run will need, from its configuration alone.
 
     TrainConfig ──► sizes of each model ──► weights, gradients, optimizer, cache ──┐
-               └──► the fullest pass of an update ──► activations ─────────────────┴──► the most at one time
+               └──► the fullest pass of an update, measured ───────────────────────┴──► the most at one time
 
-Formulas are in `rllm.trainer.memory`. Every row is taken to be as long as `inference.max_context` allows: a
+Numbers of parameters are counted in `rllm.trainer.memory`, passes are measured in
+`rllm.trainer.backends.torch_memory`. Every row is taken to be as long as `inference.max_context` allows: a
 run whose conversations are shorter needs less. Python and its libraries come on top.
 """
 
-import os
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rllm.config.lora import LoraConfig
 from rllm.config.schema import LOCAL, TrainConfig
@@ -19,19 +22,15 @@ from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.models.bitsandbytes import MOMENTS_BLOCK, nf4_bytes
 from rllm.models.builtin import PRESETS, tiny_config
 from rllm.models.decoder import DecoderShape
-from rllm.models.devices import accelerator_bytes
 from rllm.models.foreign import read_config
-from rllm.models.packing import LEAST_SHARED
-from rllm.trainer.backends.logprobs import COPIES
+from rllm.models.packing import ALL
+from rllm.trainer.backends.torch_memory import PassMemory, PassModel, pass_memory
 from rllm.trainer.backends.torch_optimizer import LEAST_IN_8_BITS
+from rllm.trainer.free_memory import free_bytes
 from rllm.trainer.memory import (
     FLOAT,
     LORA_INPUTS,
-    MicroBatch,
-    Pass,
-    PassMemory,
     cache_bytes,
-    fullest,
     layer_matrices,
     layer_parameters,
     lora_matrices,
@@ -41,17 +40,21 @@ from rllm.trainer.memory import (
     readable,
     vocabulary_parameters,
 )
+from rllm.types.sample import NOT_SAMPLED, TrainingSample
 
 if TYPE_CHECKING:
     from rllm.config.optimizer import OptimizerConfig
 
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where a container sees what the kernel holds it to: cgroup version 2, then 1."""
-LIBRARIES = 12_000_000
-"""The memory of an update beyond what torch hands out; measured with benchmarks/memory.py."""
+log = logging.getLogger(__name__)
+
+PROCESS = 450_000_000
+"""Bytes of Python, torch and all other libraries, and of the threads that episodes run in; measured."""
+FRAGMENTS = 0.15
+"""Share of the activations that stands between them, free and too small to be used; measured on CPUs."""
 MUON_COPIES = 5
 """The number of copies of the largest matrix: the direction, its normed copy, the next one, and two products
 with itself."""
+NO_PASS = PassMemory(most=0, gradients=0, num_kept=0, tokens=0, trained_tokens=0, is_only=True)
 BUCKET_BYTES = 4 << 22
 """The size of gradients that ranks add up in one message."""
 
@@ -70,8 +73,8 @@ class Parts:
     """The sampler's keys and values, once a conversation is as long as they may be."""
     checkpoint: int = 0
     """The copy that `checkpoint.background` writes from."""
-    libraries: int = 0
-    """The memory that torch takes for itself with its first work; see LIBRARIES."""
+    process: int = 0
+    """See PROCESS."""
 
     def __add__(self, other: "Parts") -> "Parts":
         return Parts(**{name: value + getattr(other, name) for name, value in self.as_dict().items()})
@@ -90,11 +93,12 @@ class MemoryPlan:
 
     parts: Parts
     activations: int
-    """The memory of the fullest pass of an update, with its logits, at most."""
+    """Bytes that the fullest pass of an update keeps for its backward pass."""
     moments: Mapping[str, int]
     """The most at one time, by what the run does then."""
-    batch: MicroBatch
-    """The fullest pass of an update."""
+    pass_tokens: int
+    """Tokens of the fullest pass of an update."""
+    pass_trained_tokens: int
     num_ranks: int = 1
     num_local_ranks: int = 1
     """The number of those that share the machine's memory, or the accelerator's."""
@@ -105,61 +109,58 @@ class MemoryPlan:
     on_cpu: int = 0
     """The memory of the CPU that all processes of a machine need for what `distributed.offload` keeps
     there."""
-    limit: int = field(default_factory=lambda: machine_bytes("cpu"))
-    """The memory of the machine, or of the accelerator."""
+    free: int = field(default_factory=lambda: free_bytes("cpu"))
+    """Bytes that this process, or all of the machine's, may have of its memory or the accelerator's."""
 
     @property
     def peak(self) -> int:
-        return max(self.moments.values())
+        return max(self.moments.values()) + self.fragments
+
+    @property
+    def fragments(self) -> int:
+        """See FRAGMENTS."""
+        return round(FRAGMENTS * self.activations) if self.device == "cpu" else 0
 
     def facts(self) -> dict[str, Any]:
         """For `--json`."""
         return {
             **self.parts.as_dict(),
             "activations": self.activations,
+            "fragments": self.fragments,
             "peak": self.peak,
             "moments": dict(self.moments),
-            "pass_tokens": self.batch.num_tokens,
-            "pass_trained_tokens": self.batch.num_trained,
+            "pass_tokens": self.pass_tokens,
+            "pass_trained_tokens": self.pass_trained_tokens,
             "ranks": self.num_ranks,
             "sampler": self.sampler,
             "on_cpu": self.on_cpu,
-            "machine": self.limit,
-            "warning": self.warning() or None,
+            "free": self.free,
+            "problem": self.problem() or None,
         }
 
-    def warning(self) -> str:
-        """A sentence where the run may not fit; empty where it does."""
-        if self.on_cpu > (memory := machine_bytes("cpu")):
+    def problem(self) -> str:
+        """A sentence where the run does not fit; empty where it does."""
+        if self.on_cpu > (free := free_bytes("cpu")):
             return (
-                f"What `distributed.offload` keeps on the CPU may need {readable(self.on_cpu)}, and the "
-                f"machine has {readable(memory)}; start the run on more machines, or train an adapter "
-                "(`lora.rank`)."
+                f"`distributed.offload` keeps {readable(self.on_cpu)} on the CPU, where {readable(free)} are "
+                "free; start the run on more machines, or train an adapter (`lora.rank`)."
             )
         num_bytes = self.peak * self.num_local_ranks
-        if num_bytes <= self.limit:
+        if num_bytes <= self.free:
             return ""
-        moment = max(self.moments, key=lambda each: self.moments[each])
+        moment = max(self.moments, key=lambda name: self.moments[name])
         return (
-            f"At its {moment} the run may need {readable(num_bytes)}{self._each()}, and {self._place()} has "
-            f"{readable(self.limit)}; {self._mend()}."
+            f"At its {moment} the run needs {readable(num_bytes)}{self._each()}, and {self._place()} has "
+            f"{readable(self.free)} free; {self._mend()}."
         )
 
-    def require_fits(self) -> None:
-        """Raises ConfigError where not even what every update needs at the same time fits: weights, gradients
-        and the optimizer's state."""
-        parts = self.parts
-        certain = (parts.weights + parts.gradients + parts.optimizer) * self.num_local_ranks
-        # With swap a run is slow and not impossible: `warning` leaves it out, and only a refusal counts it.
-        limit = self.limit + (_swap_bytes() if self.device == "cpu" else 0)
-        if certain > limit:
-            sizes = (readable(each) for each in (parts.weights, parts.gradients, parts.optimizer))
-            raise ConfigError(
-                f"Weights, gradients and optimizer of `model.path` ({' + '.join(sizes)}) take "
-                f"{readable(certain)}{self._each()}, and {self._place()} has {readable(limit)}: train an "
-                'adapter (`lora.rank`), a smaller model, with `optimizer.name = "adafactor"`, or in fewer '
-                "processes on each machine."
-            )
+    def require_fits(self, *, force: bool = False) -> None:
+        """Raises ConfigError where the run needs more than is free; with `force` the log says so."""
+        problem = self.problem()
+        if problem and force:
+            log.warning(problem)
+        elif problem:
+            raise ConfigError(f"{problem[:-1]}. --force starts it all the same.")
 
     def _each(self) -> str:
         return f" for {self.num_local_ranks} processes" if self.num_local_ranks > 1 else ""
@@ -170,105 +171,143 @@ class MemoryPlan:
     def _mend(self) -> str:
         return (
             "lower `optimizer.micro_batch_tokens`, `inference.num_slots` or `inference.max_context`, set "
-            "`inference.cache_tokens` or `optimizer.gradient_checkpointing`, or train an adapter "
-            "(`lora.rank`)"
+            "`inference.cache_tokens`, `optimizer.gradient_checkpointing` or `optimizer.name` to adafactor, "
+            "or train an adapter (`lora.rank`)"
         )
 
 
-def memory_plan(config: TrainConfig, *, num_ranks: int, num_local_ranks: int) -> MemoryPlan | None:
+def memory_plan(
+    config: TrainConfig,
+    *,
+    num_ranks: int,
+    num_local_ranks: int,
+    fixed_rows: "FixedRows | None" = None,
+) -> MemoryPlan | None:
     """Plan of one process of the run; None where a service trains, or for a model that the built-in decoder
     does not compute: nothing is known of what that keeps.
+
+    `fixed_rows`: the rows of a run that does not play; others are taken to be as long as they may be.
     """
     if config.backend != LOCAL:
         return None
-    by_name = config.named_policies
-    shapes = {name: shape_of(policy.path) for name, policy in by_name.items()}
-    if None in shapes.values():
+    if (shapes := _shapes(config)) is None:
+        return None
+    learners = {name: shape for name, shape in shapes.items() if config.named_policies[name].trainable}
+    if not learners:
         return None
     element = 2 if config.model.number_type == "bfloat16" else FLOAT
     shards = config.distributed.ranks_of_a_copy(num_ranks) if num_ranks > 1 else 1
     tensor = config.distributed.ranks_of_a_layer(num_ranks) if num_ranks > 1 else 1
-    rows = _rows(config, num_ranks // tensor)
-    parts, moments, batches = Parts(), dict[str, int](), list[tuple[int, MicroBatch]]()
-    shared_bases, loads = set[tuple[str, str]](), list[int]()
-    peaks: list[tuple[str, int]] = []
-    for name, policy in by_name.items():
-        shape = shapes[name]
-        assert shape is not None, "what has no shape has no plan"
+    whole = _parts_of_all(config, shapes, element, tensor)
+    parts, on_cpu = whole if shards == 1 else _shard(whole, shards, element), 0
+    if config.distributed.offload:
+        parts, on_cpu = _offload(parts, own_weights=parts.weights - whole.weights)
+    parts = replace(parts, process=PROCESS)
+    beyond, sampler = _sampling(config, shapes, sampler_element(config), parts), 0
+    if fixed_rows is not None:
+        parts, beyond = replace(parts, cache=0), []
+    elif config.cluster.is_used:
+        sampler = _sampled_weights(config, shapes, element) + parts.cache + PROCESS
+        sampler += max(num_bytes for _, num_bytes in beyond)
+        parts, beyond = replace(parts, cache=0), []
+    for name, shape in learners.items():
         adapter = config.adapter_of(name)
-        changes = policy.trainable and not adapter.rank
-        base = policy.path, adapter.base_dtype
-        is_first = changes or base not in shared_bases
-        if not changes:
-            shared_bases.add(base)
-        of_rank = shape.part(tensor)
-        own = _parts(
-            config,
-            name,
-            shape,
-            adapter,
-            element,
-            of_rank=of_rank,
-            is_trainable=policy.trainable,
-            has_weights=is_first,
-        )
-        parts += own
-        if not policy.trainable:
-            continue
-        for what, rows_of_what, group_size in rows:
-            batch = fullest(rows_of_what, group_size, config.optimizer.micro_batch_tokens)
-            passes = _passes(config, name, of_rank, adapter, element, batch)
-            # `fullest` hands back what it was given where one pass holds all rows.
-            is_only = batch is rows_of_what
-            for each, gradients in passes:
-                memory = each.training()
-                batches.append((memory.most, batch))
-                if shards > 1:
-                    begins_without = is_only and not config.distributed.offload  # its gradients, on the GPU
-                    peaks.append(
-                        (what, _most_beyond_shards(memory, each, gradients, shards, is_only=begins_without))
-                    )
-                else:
-                    # `parts` has all gradients already.
-                    peaks.append((what, _update(memory, each, gradients, is_only=is_only) - gradients))
-            if config.algorithm.kl_coef or config.critic.is_on:
-                peaks.append(("scoring", passes[0][0].scoring()))
-        gradient_sums = own.gradients if num_ranks // (shards * tensor) > 1 and shards == 1 else 0
+        gradient_sums = whole.gradients if num_ranks // (shards * tensor) > 1 and shards == 1 else 0
         if tensor > 1 and adapter.rank:
             gradient_sums = max(gradient_sums, FLOAT * _on_all_ranks(shape, adapter))
-        peaks.append(("optimizer step", _step(config.optimizer, shape, adapter, gradient_sums)))
-        if adapter.base_dtype == "nf4" and config.model.device == "cpu":
-            loads.append(num_parameters(shape) * element)
-    if not batches:
-        return None
-    whole_weights, on_cpu = parts.weights, 0
-    parts = parts if shards == 1 else _shard(parts, shards, element)
-    if config.distributed.offload:
-        parts, on_cpu = _offload(parts, own_weights=parts.weights - whole_weights)
-    parts = replace(parts, libraries=LIBRARIES)
-    sampling, sampler = _sampling(config, shapes, _sampler_element(config), parts), 0
-    if config.cluster.is_used:
-        sampler = _sampled_weights(config, shapes, element) + parts.cache + LIBRARIES
-        sampler += max(beyond for _, beyond in sampling)
-        parts, sampling = replace(parts, cache=0), []
-    for what, beyond in [*peaks, *sampling]:
-        moments[what] = max(moments.get(what, 0), parts.total + beyond)
-    if loads:  # a base is whole before it is in 4 bits
-        moments["start"] = max(loads)
-    most, batch = max(batches, key=lambda each: each[0])
+        beyond.append(("optimizer step", _step(config.optimizer, shape, adapter, gradient_sums)))
+        # Matrices that share memory are copied to be written, and with an adapter merged before.
+        copies = (2 if adapter.rank else 1) if config.model.device == "cpu" else 0
+        beyond.append(("end", copies * num_parameters(shape) * element))
+    num_local = num_local_ranks if config.model.device == "cpu" else 1  # else each has a card of its own
+    free, passes = free_bytes(config.model.device), list[PassMemory]()
+    if parts.total * num_local <= free:  # else nothing more needs to be known
+        moments = _longest(config, num_ranks // tensor)
+        if fixed_rows is not None:
+            moments = [("update", list(fixed_rows.rows))]
+        for model in (
+            each for name, shape in learners.items() for each in _passes(config, name, shape.part(tensor))
+        ):
+            for moment, rows_of_update in moments:
+                model = replace(
+                    model,
+                    keeps_gradients=shards > 1,
+                    whole_groups=fixed_rows is not None and fixed_rows.whole_groups,
+                )
+                memory = pass_memory(model, rows_of_update)
+                passes.append(memory)
+                num_bytes = memory.beyond_gradients  # `parts` has them already
+                if shards > 1:
+                    # Gradients of an update's only pass are not there when it begins.
+                    begins_without = memory.is_only and not config.distributed.offload
+                    before = memory.gradients // shards if begins_without else 0
+                    num_bytes = _most_beyond_shards(memory, model, shards, before)
+                beyond.append((moment, num_bytes))
+    fullest = max(passes, key=lambda memory: memory.num_kept, default=NO_PASS)
     return MemoryPlan(
         parts=parts,
-        activations=most,
-        moments=moments,
-        batch=batch,
+        activations=fullest.num_kept,
+        moments=_moments(config, shapes, element, parts, beyond),
+        pass_tokens=fullest.tokens,
+        pass_trained_tokens=fullest.trained_tokens,
         num_ranks=num_ranks,
-        # Each rank has a card of its own, and on the CPU they share one memory.
-        num_local_ranks=num_local_ranks if config.model.device == "cpu" else 1,
+        num_local_ranks=num_local,
         device=config.model.device,
         sampler=sampler,
         on_cpu=on_cpu * num_local_ranks,
-        limit=machine_bytes(config.model.device),
+        free=free,
     )
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class FixedRows:
+    """The rows of the largest update of a run."""
+
+    rows: Sequence[TrainingSample]
+    whole_groups: bool
+    """See `PassModel.whole_groups`."""
+
+
+Shapes = Mapping[str, DecoderShape]
+"""Sizes of the policies of a run, by name."""
+
+
+def _moments(
+    config: TrainConfig, shapes: Shapes, element: int, parts: Parts, beyond: Sequence[tuple[str, int]]
+) -> dict[str, int]:
+    """The most bytes at each moment, of those `beyond` the parts that stay."""
+    moments: dict[str, int] = {}
+    if config.model.device == "cpu":
+        # The file stands beside the model until it is read; a base is whole before it is in 4 bits.
+        of_models = [
+            num_parameters(shape) * element * (2 if config.adapter_of(name).base_dtype == "nf4" else 1)
+            for name, shape in shapes.items()
+        ]
+        moments["start"] = parts.process + parts.weights + max(of_models)
+    for moment, num_bytes in beyond:
+        moments[moment] = max(moments.get(moment, 0), parts.total + num_bytes)
+    return moments
+
+
+def _parts_of_all(config: TrainConfig, shapes: Shapes, element: int, tensor: int) -> Parts:
+    """Parts of all policies; weights that several of them do not change are there once."""
+    parts, shared_bases = Parts(), set[tuple[str, str]]()
+    for name, policy in config.named_policies.items():
+        adapter = config.adapter_of(name)
+        changes, base = policy.trainable and not adapter.rank, (policy.path, adapter.base_dtype)
+        parts += _parts(
+            config,
+            name,
+            shapes[name],
+            adapter,
+            element,
+            of_rank=shapes[name].part(tensor),
+            is_trainable=policy.trainable,
+            has_weights=changes or base not in shared_bases,
+        )
+        if not changes:
+            shared_bases.add(base)
+    return parts
 
 
 def shape_of(path: str) -> DecoderShape | None:
@@ -288,48 +327,81 @@ def initial_config(path: str) -> dict[str, Any]:
     return tiny_config(PRESETS[preset]) if separator else read_config(Path(path))
 
 
-def machine_bytes(device: str) -> int:
-    """Memory of a device; of the CPU the machine's, or what a container may use of it."""
-    if device != "cpu":
-        return accelerator_bytes(device)
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in map(Path, CGROUP_LIMITS):
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            limits.append(int(text))
-    return min(limits)
-
-
-def _swap_bytes() -> int:
-    path = Path("/proc/meminfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("SwapTotal:"))
-
-
-def _rows(config: TrainConfig, num_ranks: int) -> list[tuple[str, MicroBatch, int]]:
-    """(moment, all rows of one update of one process, how many share a prompt), each as long as it may be.
+def _longest(config: TrainConfig, num_ranks: int) -> list[tuple[str, list[TrainingSample]]]:
+    """(moment, rows of one update of one process), each as long as it may be.
 
     In a conversation of one turn all that is not sampled is the prompt. What longer ones begin with is not
-    known before they are played: they are taken to share nothing.
+    known before they are played: they are taken to share nothing. Of rows that fill several passes, so many
+    are made as fill more than one.
     """
-    rollout, length = config.rollout, config.inference.max_context - 1
-    num_sampled = rollout.max_turns * rollout.max_tokens_per_turn or length
-    num_trained = min(num_sampled, length)
-    prompt = length + 1 - num_trained
-    is_shared = rollout.max_turns == 1 < rollout.group_size and prompt < length <= prompt * LEAST_SHARED
-    prefix = prompt if is_shared else 0
-    groups = -(-rollout.tasks_per_step // (config.algorithm.updates_per_step * num_ranks))
-    of_update = MicroBatch(
-        num_prefixes=groups if prefix else 0,
-        prefix=prefix,
-        num_rows=groups * rollout.group_size,
-        suffix=length - prefix,
-        trained_tokens=num_trained,
-    )
-    moments = [("update", of_update, rollout.group_size)] if config.steps else []
+    rollout, length = config.rollout, config.inference.max_context
+    num_trained = min(rollout.max_turns * rollout.max_tokens_per_turn or length, length - 1)
+    enough = (config.optimizer.micro_batch_tokens or ALL) // num_trained + 2
+    moments: list[tuple[str, list[TrainingSample]]] = []
+    if config.steps:
+        groups = -(-rollout.tasks_per_step // (config.algorithm.updates_per_step * num_ranks))
+        rows = like_rows(
+            min(groups, enough), rollout.group_size, length, num_trained, is_shared=rollout.max_turns == 1
+        )
+        moments.append(("update", rows))
     if config.warm_start.steps:
         demonstrations = -(-config.warm_start.episodes_per_step // num_ranks)
-        moments.append(("warm start", MicroBatch.apart(demonstrations, length, num_trained), 1))
+        rows = like_rows(min(demonstrations, enough), 1, length, num_trained, is_shared=False)
+        moments.append(("warm start", rows))
     return moments
+
+
+def like_rows(
+    num_groups: int, group_size: int, length: int, num_trained: int, *, is_shared: bool
+) -> list[TrainingSample]:
+    """Rows of `length` tokens, the last `num_trained` of them sampled; with `is_shared` the attempts of a
+    group share the prompt."""
+    sampled_T = np.arange(length) >= length - num_trained
+    rows: list[TrainingSample] = []
+    for group in range(num_groups):
+        prompt_id = group * (group_size + 1)  # tokens of one id are the same in all rows that have it
+        for attempt in range(group_size):
+            ids_T = np.where(sampled_T | (not is_shared), prompt_id + 1 + attempt, prompt_id)
+            rows.append(
+                TrainingSample(
+                    token_ids_T=ids_T,
+                    policy_versions_T=np.where(sampled_T, 0, NOT_SAMPLED),
+                    logprobs_T=np.zeros(length, np.float32),
+                    advantages_T=np.ones(length, np.float32),
+                    group_key=(f"t{group}", "agent"),
+                    order_key=(f"t{group}", attempt, 0, 0),
+                )
+            )
+    return rows
+
+
+def stored_parts(config: TrainConfig) -> Parts | None:
+    """Parts of a run in one process that follow from its models, without the cache; None where the built-in
+    decoder does not compute one of them."""
+    shapes = _shapes(config)
+    if shapes is None:
+        return None
+    element = 2 if config.model.number_type == "bfloat16" else FLOAT
+    return replace(_parts_of_all(config, shapes, element, 1), cache=0, process=PROCESS)
+
+
+def learned_models(config: TrainConfig) -> list[PassModel]:
+    """The models that learn, critics among them, as their passes are measured."""
+    return [
+        model
+        for name, shape in (_shapes(config) or {}).items()
+        if config.named_policies[name].trainable
+        for model in _passes(config, name, shape)
+    ]
+
+
+def _shapes(config: TrainConfig) -> "dict[str, DecoderShape] | None":
+    shapes: dict[str, DecoderShape] = {}
+    for name, policy in config.named_policies.items():
+        if (shape := shape_of(policy.path)) is None:
+            return None
+        shapes[name] = shape
+    return shapes
 
 
 def _parts(
@@ -351,8 +423,8 @@ def _parts(
     rotation = 2 * element * shape.max_positions * shape.head_dim
     weights = (_base_bytes(shape, adapter, element) + rotation) * has_weights
     inference = config.inference
-    of_sampler = _sampler_element(config)
-    cache = cache_bytes(shape, inference.num_slots, inference.max_context, of_sampler, inference.cache_tokens)
+    of_sampler = sampler_element(config)
+    cache = cache_bytes(shape, inference.slots, inference.max_context, of_sampler, inference.cache_tokens)
     if config.sampler_differs:
         weights += whole * of_sampler * has_weights
     if not is_trainable:
@@ -398,7 +470,7 @@ def _parts(
     )
 
 
-def _sampler_element(config: TrainConfig) -> int:
+def sampler_element(config: TrainConfig) -> int:
     """Bytes of a number in the sampler's weights and cache."""
     return 2 if config.sampler_type == "bfloat16" else FLOAT
 
@@ -453,47 +525,20 @@ def _targets(adapter: LoraConfig) -> frozenset[str]:
     return frozenset(adapter.targets or LORA_INPUTS)
 
 
-def _passes(
-    config: TrainConfig,
-    name: str,
-    shape: DecoderShape,
-    adapter: LoraConfig,
-    element: int,
-    batch: MicroBatch,
-) -> list[tuple[Pass, int]]:
-    """Passes of the policy, and of its critic where that has a trunk of its own, each with its gradients."""
-    optimizer = config.optimizer
-    policy: dict[str, Any] = {}
-    gradients = FLOAT * num_parameters(shape)
-    if adapter.rank:
-        targets = _targets(adapter)
-        gradients = FLOAT * lora_parameters(shape, adapter.rank, targets)
-        policy = {
-            "kept_inputs": frozenset(LORA_INPUTS[target] for target in targets),
-            "lora_columns": adapter.rank * len(targets),
-            "trains_vocabulary": False,
-        }
-    both: dict[str, Any] = {
-        "shape": shape,
-        "batch": batch,
-        "element": element,
-        "recomputes": optimizer.gradient_checkpointing,
-        "upcasts_norms": element != FLOAT and config.model.device == "cpu",
-    }
-    tokens = max(1, int(optimizer.logits_mb * 1e6 / (COPIES * FLOAT * shape.vocab_size)))
-    entropy = config.algorithm.entropy_coef != 0.0
-    passes = [(Pass(**both, **policy, logit_tokens=tokens, with_entropy=entropy), gradients)]
-    if config.critic.trunk == "separate" and config.needs_critic(name):
-        passes.append((Pass(**both, logit_tokens=0), FLOAT * num_parameters(shape)))
-    return passes
-
-
-def _update(memory: PassMemory, of: Pass, gradients: int, *, is_only: bool) -> int:
-    of_layer = gradients // of.shape.num_layers
-    if of.trains_vocabulary:
-        of_layer = FLOAT * layer_parameters(of.shape)
-    of_vocabulary = FLOAT * of.shape.vocab_size * of.shape.hidden_size if of.trains_vocabulary else 0
-    return memory.with_gradients(gradients, of_layer=of_layer, of_vocabulary=of_vocabulary, is_only=is_only)
+def _passes(config: TrainConfig, name: str, shape: DecoderShape) -> list[PassModel]:
+    """Passes of the policy, and of its critic where that has a trunk of its own."""
+    critic = PassModel(
+        shape=shape, optimizer=config.optimizer, number_type=config.model.number_type, is_critic=True
+    )
+    policy = replace(
+        critic,
+        lora=config.adapter_of(name),
+        is_critic=False,
+        with_entropy=config.algorithm.entropy_coef != 0.0,
+    )
+    _targets(policy.lora)
+    has_critic = config.critic.trunk == "separate" and config.needs_critic(name)
+    return [policy, critic] if has_critic else [policy]
 
 
 def _shard(parts: Parts, shards: int, element: int) -> Parts:
@@ -521,25 +566,26 @@ def _offload(parts: Parts, *, own_weights: int) -> tuple[Parts, int]:
     return on_gpu, parts.total - on_gpu.total
 
 
-def _most_beyond_shards(memory: PassMemory, of: Pass, gradients: int, shards: int, *, is_only: bool) -> int:
-    """The most bytes of a pass beyond this rank's shards, gradients among them, which the only pass of an
-    update begins without.
+def _most_beyond_shards(memory: PassMemory, of: PassModel, shards: int, before: int) -> int:
+    """The most bytes of a pass beyond this rank's shards, gradients among them, `before` of which the only
+    pass of an update begins without.
 
     Embeddings and output layer are whole all the time. Backward, a layer is whole, and the one below is
     gathered already (FSDP2); behind the last one, the gradients of the one above are on their way to other
     ranks as well, and what was gathered in one piece may not be free yet.
     """
-    before = gradients // shards if is_only else 0
-    if not of.trains_vocabulary:
-        return memory.most + gradients - before  # an adapter is gathered at once
+    if of.lora.rank:
+        return memory.most - before  # an adapter is gathered at once
+    element, activations = 2 if of.number_type == "bfloat16" else FLOAT, memory.beyond_gradients
     layer, vocabulary = layer_parameters(of.shape), vocabulary_parameters(of.shape)
-    at_last = (2 * of.element + FLOAT) * layer
-    at_others = at_last + (of.element + FLOAT) * layer + FLOAT * layer // shards - memory.of_layer
+    at_last = (2 * element + FLOAT) * layer
+    at_others = at_last + (element + FLOAT) * layer + FLOAT * layer // shards
+    recomputes = of.optimizer.gradient_checkpointing  # then a layer keeps what enters it alone
+    entering = element * memory.tokens * of.shape.hidden_size
+    at_others -= entering if recomputes else memory.num_kept // of.shape.num_layers
     output = FLOAT * of.shape.vocab_size * of.shape.hidden_size
-    return of.element * vocabulary + max(
-        memory.at_loss + output * memory.in_chunks - before,
-        memory.at_layer + output + max(at_last, at_others) - before,
-        memory.at_embedding + 2 * FLOAT * vocabulary,
+    return element * vocabulary + max(
+        activations + output + max(at_last, at_others) - before, 2 * FLOAT * vocabulary
     )
 
 
@@ -551,12 +597,11 @@ def _step(optimizer: "OptimizerConfig", shape: DecoderShape, adapter: LoraConfig
     return max(together, MUON_COPIES * FLOAT * largest if optimizer.name == "muon" else 0)
 
 
-def _sampled_weights(config: TrainConfig, shapes: Mapping[str, DecoderShape | None], element: int) -> int:
+def _sampled_weights(config: TrainConfig, shapes: Shapes, element: int) -> int:
     """Bytes of what a process holds that only samples, of all policies."""
     num_bytes, shared_bases = 0, set[tuple[str, str]]()
     for name, policy in config.named_policies.items():
         shape, adapter = shapes[name], config.adapter_of(name)
-        assert shape is not None, "what has no shape has no plan"
         changes = policy.trainable and not adapter.rank
         base = policy.path, adapter.base_dtype
         if changes or base not in shared_bases:
@@ -569,20 +614,21 @@ def _sampled_weights(config: TrainConfig, shapes: Mapping[str, DecoderShape | No
     return num_bytes
 
 
-def _sampling(
-    config: TrainConfig, shapes: Mapping[str, DecoderShape | None], element: int, parts: Parts
-) -> list[tuple[str, int]]:
+def _sampling(config: TrainConfig, shapes: Shapes, element: int, parts: Parts) -> list[tuple[str, int]]:
     """The memory of reading prompts, and of the cache while it grows: its keys are there twice."""
     inference, beyond = config.inference, list[tuple[str, int]]()
-    tokens = min(inference.max_prefill_tokens, inference.num_slots * inference.max_context)
+    tokens = min(inference.max_prefill_tokens, inference.slots * inference.max_context)
     for shape in shapes.values():
-        assert shape is not None, "what has no shape has no plan"
-        read = MicroBatch.apart(tokens, 1, 1)
-        prompts = Pass(shape=shape, batch=read, element=element, logit_tokens=0).scoring()
-        prompts += 4 * FLOAT * shape.vocab_size * min(inference.num_slots, config.rollout.num_parallel)
+        prompts = element * tokens * _states_of_reading(shape)
+        prompts += 4 * FLOAT * shape.vocab_size * min(inference.slots, config.rollout.num_parallel)
         growth = (
-            cache_bytes(shape, inference.num_slots, inference.max_context, element, inference.cache_tokens)
-            // 2
+            cache_bytes(shape, inference.slots, inference.max_context, element, inference.cache_tokens) // 2
         )
         beyond.append(("rollout", max(prompts, growth)))
     return beyond
+
+
+def _states_of_reading(shape: DecoderShape) -> int:
+    """Numbers for each token of a prompt while one layer reads it."""
+    queries, keys = shape.num_heads * shape.head_dim, 2 * shape.num_kv_heads * shape.head_dim
+    return 5 * shape.hidden_size + 3 * queries + 3 * keys // 2 + 4 * shape.intermediate_size

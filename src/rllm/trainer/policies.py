@@ -262,7 +262,7 @@ def make_client(config: TrainConfig, model: LoadedModel) -> LocalClient:
     inference = config.inference
     return LocalClient(
         model,
-        num_slots=inference.num_slots,
+        num_slots=inference.slots,
         max_context=inference.max_context,
         max_prefill_tokens=inference.max_prefill_tokens,
         cache_tokens=inference.cache_tokens,

@@ -20,7 +20,7 @@ from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory
 from rllm.trainer.backends.measured import MeasuredLoss, scored_tokens
 from rllm.trainer.epochs import Epochs
-from rllm.trainer.examples import Example, ExampleSets, rows_sha256
+from rllm.trainer.examples import Example, ExampleSets, largest_examples, rows_sha256
 from rllm.trainer.kept_scores import kept_scores
 from rllm.trainer.reference import reference_of
 from rllm.trainer.supervised import SupervisedJob
@@ -87,6 +87,9 @@ class PreferenceJob(SupervisedJob):
             "trained_tokens": sum(each.num_trainable for each in samples),
             "tokens": sum(each.num_tokens for each in samples),
         }
+
+    def largest_update(self) -> list[TrainingSample]:
+        return largest_examples(self.dataset.train, self.config.batch_size)
 
     def evaluate(self) -> dict[str, float]:
         """Means over the held-out comparisons: `loss`, `accuracy`, `margin`, and what else it measures."""

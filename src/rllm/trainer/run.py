@@ -11,7 +11,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -123,6 +123,8 @@ class TrainingRun:
         """Looks on beside the screen; may be set until `train`."""
         self.teacher: Teacher | None = None
         """The model that `distill.teacher` names, once a run has loaded it."""
+        self.force = False
+        """Whether a run starts that needs more memory than is free; may be set until `train`."""
         if config.warm_start.steps and expert is None and not config.distill.teacher:
             raise ConfigError(
                 f"`warm_start.steps` is {config.warm_start.steps} but there is no expert to imitate; "
@@ -220,13 +222,12 @@ class TrainingRun:
         )
 
     def _require_memory(self) -> None:
-        """Raises ConfigError where the run cannot fit into this machine; warns where it may not."""
+        """Raises ConfigError where the run does not fit into the free memory; with `force` it warns."""
         plan = self.memory_plan(self.ranks.size, self.ranks.num_local)
         if plan is None:
             return
-        plan.require_fits()
-        if (warning := plan.warning()) and self.ranks.is_writer:
-            log.warning(warning)
+        # All ranks look before any of them loads its model, and come to one answer.
+        replace(plan, free=min(self.ranks.gather(plan.free))).require_fits(force=self.force)
 
     async def _run(self, directory: RunDirectory) -> dict[str, Any]:
         self.require_names()

@@ -183,7 +183,7 @@ async def _start(
         python=inference.server_python,
         model=initial,
         max_context=inference.max_context,
-        max_requests=inference.num_slots,
+        max_requests=inference.slots,
         max_prefill_tokens=inference.max_prefill_tokens,
         dtype=config.model.number_type,
         device=config.model.device,
@@ -219,7 +219,7 @@ def _client(config: TrainConfig, url: str, model: LoadedModel) -> "VLLMClient":
         sends_seeds=config.inference.server_seeds,
         # Without steps ahead no answer is under way when weights are published.
         at_publish=config.inference.at_publish if config.schedule.steps_ahead else FINISH,
-        max_connections=config.inference.num_slots,
+        max_connections=config.inference.slots,
     )
 
 

@@ -24,7 +24,14 @@ from rllm.trainer.chat_rows import (
     with_fetched_images,
 )
 from rllm.trainer.epochs import Epochs
-from rllm.trainer.examples import Example, ExampleSets, row_limit, rows_sha256, split_heldout
+from rllm.trainer.examples import (
+    Example,
+    ExampleSets,
+    largest_examples,
+    row_limit,
+    rows_sha256,
+    split_heldout,
+)
 from rllm.trainer.samples import trajectory_rows
 from rllm.trainer.supervised import SupervisedJob, SupervisedTrainer
 from rllm.trainer.traces import (
@@ -122,6 +129,9 @@ class SftJob(SupervisedJob):
 
     def samples(self, step: int) -> list[TrainingSample]:
         return [row for index in self.epochs.batch(step) for row in self.dataset.train[index].rows]
+
+    def largest_update(self) -> list[TrainingSample]:
+        return largest_examples(self.dataset.train, self.config.batch_size)
 
     def evaluate(self) -> dict[str, float]:
         """Loss in nats per labelled token, and the share of them that are the model's first choice."""

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from rllm.trainer.backends.base import TrainingBackend
     from rllm.trainer.checkpoint import Checkpoints, RunState
     from rllm.trainer.machine import RunMachine
+    from rllm.trainer.memory_plan import MemoryPlan
     from rllm.trainer.policies import Policies, PolicyModel
 
 AnySupervised = TypeVar("AnySupervised", bound=SupervisedConfig)
@@ -101,6 +102,10 @@ class SupervisedJob(ABC):
             "trained_tokens": sum(each.num_trainable for each in samples),
             "tokens": sum(each.num_tokens for each in samples),
         }
+
+    def largest_update(self) -> list[TrainingSample]:
+        """The rows of an update that needs as much memory as any of the run, or more."""
+        return list(self.samples(0))
 
     def plan(self) -> dict[str, int | float | str]:
         """The quantities that follow from configuration and data, such as tokens per update; `--dry-run`
@@ -153,6 +158,8 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         require_tracker(tracker)
         require_sinks(self.config.tracking.sinks)
         self.tracker = tracker
+        self.force = False
+        """Whether a run starts that needs more memory than is free; may be set until `train`."""
         self.image_album: Path | None = None
         """Where the run keeps images that its rows have at addresses; None while it is only planned."""
 
@@ -183,14 +190,25 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
             return TrainResult(directory=self.output, summary=summary)
 
     def plan(self) -> dict[str, Any]:
-        """The plan of a run, with everything checked that a run would check; nothing is written."""
+        """Quantities that follow from configuration and data; see `dry_run`."""
+        return self.dry_run()[0]
+
+    def dry_run(self) -> "tuple[dict[str, Any], MemoryPlan | None]":
+        """Quantities that follow from configuration and data, and memory where it is known; all that a run
+        would check is checked, but for the memory, and nothing is written."""
         with TemporaryDirectory(prefix="rllm-plan-") as place:
             policies, _ = self._policies(Path(place), {})
             job = self.make_job(policies[ONLY_POLICY])
             try:
-                return dict(job.plan())
+                return dict(job.plan()), self._memory_plan(job)
             finally:
                 job.close()
+
+    def _memory_plan(self, job: SupervisedJob) -> "MemoryPlan | None":
+        from rllm.trainer.memory_plan import FixedRows, memory_plan
+
+        rows = FixedRows(rows=job.largest_update(), whole_groups=job.loss.needs_whole_groups)
+        return memory_plan(self.config.train_config(), num_ranks=1, num_local_ranks=1, fixed_rows=rows)
 
     def require_same_config(self, directory: RunDirectory) -> None:
         """Raises ConfigError for a run with another configuration, or of another kind."""
@@ -216,6 +234,9 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
         policies, models = self._policies(directory.path, listeners)
         job = listeners[ONLY_POLICY] = self.make_job(policies[ONLY_POLICY])
         try:
+            memory = self._memory_plan(job)
+            if memory is not None:
+                memory.require_fits(force=self.force)
             num_bytes = 4 * sum(each.num_parameters for each in models.values())
             keep = self.config.checkpoint.keep
             require_free_space(
@@ -354,7 +375,7 @@ def fit(run: SupervisedRun) -> None:
         is_last = state.steps == job.steps
         is_best = "heldout_loss" in metrics and state.is_best(-metrics["heldout_loss"])
         is_stopping = run.stopping.is_asked  # read once: who asks after this is answered by the next step
-        if state.steps % config.checkpoint.every_steps == 0 or is_best or is_last or is_stopping:
+        if state.steps % config.checkpoint.period == 0 or is_best or is_last or is_stopping:
             run.save()
         if is_stopping:
             raise KeyboardInterrupt

@@ -79,7 +79,7 @@ def require_machine(cluster: ClusterConfig) -> None:
     """Raises ConfigError where a cluster that is started here asks for more than this machine has."""
     if cluster.address:
         return
-    from rllm.trainer.memory_plan import machine_bytes  # imports torch, which `rllm cluster` needs not
+    from rllm.trainer.free_memory import machine_bytes
 
     cores, memory_mb = os.cpu_count() or 1, machine_bytes("cpu") // MEGABYTE
     mend = "or give the `cluster.address` of a running one."

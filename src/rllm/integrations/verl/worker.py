@@ -41,6 +41,8 @@ Terms = Callable[[Tensor, Tensor | None, Sequence[WeightedRow], Tensor], tuple[T
 
 _FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 _FILES = ["model", "optimizer"]
+PASS_TOKENS = 16_384
+"""Tokens of a pass where `optimizer.micro_batch_tokens` is open."""
 
 
 @contextlib.contextmanager
@@ -66,7 +68,7 @@ class EngineWorker:
         optimizer = config.optimizer
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.is_critic = model_type == "value_model"
-        self._max_tokens = optimizer.micro_batch_tokens
+        self._max_tokens = optimizer.micro_batch_tokens or PASS_TOKENS
         with _silent():
             self._worker = TrainingWorker(
                 TrainingWorkerConfig(

@@ -27,6 +27,7 @@ from rllm.trainer.backends.torch_optimizer import HALF
 
 MAX_PROBABILITIES = 2**20
 """Probabilities that exist at the same time where entropies are looked at."""
+LOGITS_MB = 512.0
 COPIES = 4
 """The number of copies of the logits in float32 that may exist at the peak."""
 
@@ -42,8 +43,8 @@ class Entropy(Enum):
 
 def tokens_at_once(model: Any, megabytes: float) -> int:
     """The number of tokens that may have logits at the same time, at least one; `megabytes` is for all copies
-    of them."""
-    return max(1, int(megabytes * 1e6 / (COPIES * 4 * model.vocab_size)))
+    of them, 0 for LOGITS_MB."""
+    return max(1, int((megabytes or LOGITS_MB) * 1e6 / (COPIES * 4 * model.vocab_size)))
 
 
 def selected_logprobs(

@@ -26,7 +26,7 @@ from rllm.distributed import ALONE, RankGroup
 from rllm.errors import CheckpointError, NumericsError
 from rllm.models.batching import PackedBatch, micro_batches
 from rllm.models.decoder import Attend, Decoder
-from rllm.models.devices import wait_for
+from rllm.models.devices import give_back_memory, wait_for
 from rllm.models.lora import is_of_adapter
 from rllm.models.packing import WeightedRow, fewest, rank_shares
 from rllm.trainer.backends.guard import Blame, RunningNorm, tokens_that_are_no_numbers
@@ -48,6 +48,8 @@ from rllm.trainer.token_trace import TokenNumbers, TokenTrace
 from rllm.types.sample import TrainingSample
 
 log = logging.getLogger(__name__)
+LARGE_MODEL = 10_000_000
+"""Parameters of a model whose updates take far longer than it takes to get memory from the system anew."""
 
 
 class PackedUpdates:
@@ -74,6 +76,7 @@ class PackedUpdates:
         self.work = UpdateWork()
         self.value_head = value_head
         self.config = config
+        self._is_large = sum(each.numel() for each in model.parameters()) >= LARGE_MODEL
         self._share_prefixes = share_prefixes
         self._ranks = ranks
         self._device = next(model.parameters()).device
@@ -114,6 +117,8 @@ class PackedUpdates:
         finally:
             # A GPU works on after the calls have returned; its time belongs to the update as well.
             wait_for(self._device)
+            if self._is_large:
+                give_back_memory()
             self.work.seconds += time.perf_counter() - started_s
 
     def _update(
