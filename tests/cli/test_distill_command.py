@@ -49,6 +49,13 @@ def test_a_run_says_how_near_the_student_came_and_what_to_type_next(rllm: Rllm, 
     assert "reverse_kl" in json.loads(rllm("runs", "show", "run", "--json").stdout)["reports"]["after"]
 
 
+def test_rate_and_rank_have_flags_as_in_train(rllm: Rllm, words: list[str]) -> None:
+    done = rllm(*words, "--lr", "3e-4", "--lora-rank", "2", "--dry-run", "--json")
+    assert done.exit_code == 0, done.stderr
+    config = json.loads(done.stdout)["config"]
+    assert (config["optimizer"]["learning_rate"], config["lora"]["rank"]) == (3e-4, 2)
+
+
 def test_a_dry_run_prints_the_plan_and_writes_nothing(rllm: Rllm, words: list[str]) -> None:
     plan = json.loads(rllm(*words, "--dry-run", "--json").stdout)
     assert plan["config"]["algorithm"]["estimator"] == "teacher"

@@ -33,6 +33,7 @@ def test_a_file_of_pairs_becomes_a_run_that_is_shown_again_when_asked_again(
     assert first.exit_code == 0, first.output
     assert "on 1 held-out" in first.stdout
     assert "next:" in first.stdout.lower()
+    assert first.stdout.count(" –") == 2, "a file's answers say nothing of a divergence from the reference"
     again = rllm("dpo", pairs, *SETTINGS, "--json")
     summary = json.loads(again.stdout)
     assert summary["run"] == "runs/dpo-pairs-seed0"

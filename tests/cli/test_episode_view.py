@@ -107,6 +107,22 @@ def test_tokens_without_log_probabilities_and_steps_without_observation_are_show
         assert word in text
 
 
+def test_the_system_message_is_shown_and_no_reward_of_a_turn_where_the_whole_was_paid() -> None:
+    messages = [
+        {"role": "system", "content": "Answer briefly."},
+        {"role": "user", "content": "Which way?"},
+        {"role": "assistant", "content": "Right"},
+    ]
+    step = Step(chat_completions=messages, response_ids=[7], action="Right")
+    trajectory = Trajectory(steps=[step], reward=1.0, outcome=Outcome.SCORED)
+    text = shown(Episode(task_id="x", trajectories=[trajectory], outcome=Outcome.SCORED, is_correct=True))
+    assert "Answer briefly." in text
+    assert "scored, reward 1" in text
+    assert "reward  0" not in text
+    step.reward = 1.0
+    assert "reward  1" in shown(Episode(task_id="x", trajectories=[trajectory]))
+
+
 def test_invisible_characters_are_made_visible() -> None:
     assert visible(" a\tb\n") == "␣a⇥b⏎"
     assert visible("") == "∅"

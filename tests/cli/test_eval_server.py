@@ -221,6 +221,16 @@ def test_a_program_behind_a_server_that_hangs_fails_in_the_same_way(
     assert report["endings"] == {"infrastructure_failure": 8}
 
 
+def test_a_file_that_was_just_measured_is_not_offered_for_training(
+    rllm: Rllm, served: Told, sums: Path
+) -> None:
+    (sums / "flow.py").write_text(FLOW)
+    words = ("flow.py:solve", "--evaluator", "math", "--dataset", "rows.jsonl", "--base-url", served.url)
+    told = rllm("eval", *words, "--model", "m")
+    assert "rllm runs show" in told.stdout
+    assert "rllm train" not in told.stdout
+
+
 @pytest.mark.parametrize("flag", ["--model-timeout", "--episode-timeout"])
 def test_a_time_limit_is_above_zero(rllm: Rllm, sums: Path, flag: str) -> None:
     refused = rllm("eval", "sums", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", flag, "0")

@@ -68,5 +68,12 @@ def test_of_questions_the_commonest_answer_is_the_best_constant() -> None:
     assert mean(returns["random"]) == pytest.approx(0.75**2 + 0.25**2)
 
 
+def test_answers_that_nearly_all_differ_have_no_baselines() -> None:
+    programs = [{"oracle": f"print({number})"} for number in range(4)]
+    assert answer_baselines(task_oracle)(programs) == {}
+    assert answer_baselines(task_oracle)([{"oracle": answer} for answer in "AABC"]) == {}
+    assert "always A" in answer_baselines(task_oracle)([{"oracle": answer} for answer in "AABCBC"])
+
+
 def test_questions_without_a_right_answer_have_no_baselines() -> None:
     assert answer_baselines(task_oracle)([{"oracle": "7"}, {"question": "why?"}]) == {}

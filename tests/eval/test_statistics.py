@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.errors import ConfigError
-from rllm.eval.pass_at_k import pass_at_k
+from rllm.eval.pass_at_k import best_of_k, pass_at_k
 from rllm.eval.report import interval_of
 from rllm.eval.statistics import (
     mcnemar,
@@ -171,3 +171,17 @@ def test_whatever_is_voted_on_every_answer_is_in_one_group_with_itself(texts: li
     assert len(groups) == len(texts)
     assert all(groups[group] == group <= place for place, group in enumerate(groups))
     assert all(groups[place] == groups[texts.index(text)] for place, text in enumerate(texts))
+
+
+@given(rewards=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=7))
+def test_best_of_k_is_the_mean_of_the_best_over_all_choices_of_k(rewards: list[float]) -> None:
+    for k in range(1, len(rewards) + 1):
+        choices = [max(choice) for choice in combinations(rewards, k)]
+        assert best_of_k(rewards, k) == pytest.approx(sum(choices) / len(choices))
+
+
+@given(right=st.lists(st.booleans(), min_size=1, max_size=9))
+def test_best_of_k_of_right_and_wrong_answers_is_pass_at_k(right: list[bool]) -> None:
+    for k in range(1, len(right) + 1):
+        expected = pass_at_k(len(right), sum(right), k)
+        assert best_of_k([float(each) for each in right], k) == pytest.approx(expected)

@@ -75,4 +75,4 @@ def test_the_recipe_of_the_page_runs(
         assert ended.exit_code == 0, ended.output
     phases = [json.loads(line) for line in Path("trained/metrics.jsonl").read_text().splitlines()]
     ends = {each["phase"]: each["failed"] for each in phases}
-    assert ends == {"untrained": 0, "before": 0, "train": 0, "after": 0}
+    assert ends == {"before": 0, "train": 0, "after": 0}

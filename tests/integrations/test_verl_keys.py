@@ -139,6 +139,18 @@ def test_keys_that_mean_something_together(subtests: pytest.Subtests) -> None:
             assert {name: getattr(config.algorithm, name) for name in expected} == expected
 
 
+def test_the_first_evaluation_is_left_out_where_that_is_asked_for() -> None:
+    assert config_of().evaluation.at_start
+    assert config_of("trainer.val_before_train=True").evaluation.at_start
+    assert not config_of("trainer.val_before_train=False").evaluation.at_start
+
+
+def test_a_published_trajectory_timeout_is_wall_time() -> None:
+    rollout = config_of("rllm.agent.trajectory_timeout=900").rollout
+    assert (rollout.wall_timeout_s, rollout.episode_timeout_s) == (900.0, 900.0)
+    assert config_of().rollout.wall_timeout_s == 0.0
+
+
 def test_what_has_no_counterpart_is_refused_by_name(subtests: pytest.Subtests) -> None:
     for assignment, message in [
         (

@@ -54,14 +54,15 @@ def command(runs: tuple[Path, ...], picture: Path | None, as_json: bool) -> None
 def _comparison_table(runs: list[RunFacts]) -> FittingTable:
     comparison = table("run", "", "sampled", "greedy")
     for each in runs:
-        for index, name in enumerate(REPORTS):
+        names = [name for name in REPORTS if name != "untrained" or name in each.reports]
+        for index, name in enumerate(names):
             report = each.reports.get(name, {})
             comparison.add_row(
                 each.run if index == 0 else "",
                 name,
                 rate_with_interval(report.get("success"), report.get("success_interval")),
                 rate_with_interval(report.get("greedy"), report.get("greedy_interval")),
-                end_section=index == len(REPORTS) - 1,
+                end_section=index == len(names) - 1,
             )
     return comparison
 

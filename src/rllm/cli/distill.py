@@ -21,7 +21,7 @@ from rllm.cli.plan import (
     print_plan,
     unused_directory,
 )
-from rllm.cli.published_flags import WITH_RULES, refused_options
+from rllm.cli.published_flags import LEARNING_KEYS, WITH_RULES, alias_options, refused_options
 from rllm.cli.supervised import SupervisedOptions
 from rllm.cli.terminal import out, phase_list, print_next, print_sentence, rate_with_interval, table, took
 from rllm.config.distill import PROMPTS
@@ -51,6 +51,7 @@ from rllm.trainer.result import TrainResult
 )
 @click.option("--val-dataset", default="", metavar="FILE", help="Held-out prompts.  [default: the prompts]")
 @recipe_option
+@alias_options("assignments", LEARNING_KEYS)
 @refused_options(WITH_RULES)
 @options_of(SupervisedOptions)
 def command(tasks: str, teacher: str, val_dataset: str, recipe: str, options: SupervisedOptions) -> None:
@@ -116,7 +117,8 @@ def _print_result(tasks: str, config: TrainConfig, result: TrainResult) -> None:
     if config.warm_start.steps:
         names = {"untrained": "before", "before": "after the teacher's play", "after": "after"}
     for name, label in names.items():
-        report_table.add_row(label, *_cells(summary[name], has_rewards))
+        if name in summary:
+            report_table.add_row(label, *_cells(summary[name], has_rewards))
     console.print(report_table)
     print_sentence(console, took(summary["wall_s"], phase_list(summary["phase_s"])))
     console.print(f"\nRun      {directory.path}", soft_wrap=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from rllm.cli.command import WordChoice, example, options_of
+from rllm.cli.published_flags import LEARNING_KEYS, alias_options
 from rllm.cli.supervised import SupervisedOptions, rows_file, run_supervised
 from rllm.config.loader import load_as
 from rllm.config.preference import SETTINGS, DpoConfig
@@ -28,6 +29,7 @@ from rllm.trainer.dpo import AgentDPOTrainer
     "--val-dataset", default="", metavar="FILE", help="What is held out.  [default: a tenth of the examples]"
 )
 @click.option("--loss", type=WordChoice(list(SETTINGS)), help="What is minimised.  [default: dpo]")
+@alias_options("assignments", LEARNING_KEYS)
 @options_of(SupervisedOptions)
 def command(dataset: str, run: str, val_dataset: str, loss: str | None, options: SupervisedOptions) -> None:
     """Train a model to prefer better answers to worse ones, by DPO or a variant.

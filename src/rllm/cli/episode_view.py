@@ -31,8 +31,11 @@ def episode_view(episode: Episode, token_text: TokenText, where: str) -> Rendera
     for trajectory in episode.trajectories:
         if len(episode.trajectories) > 1:
             parts.append(Text(f"\n{trajectory.name}", style="bold underline"))
+        if (instructions := _system_text(trajectory)) is not None:
+            parts.append(instructions)
+        pays_by_step = _pays_by_step(trajectory)
         for number, step in enumerate(trajectory.steps, start=1):
-            parts.append(_turn(number, step, token_text))
+            parts.append(_turn(number, step, token_text, pays_by_step=pays_by_step))
         parts.append(_ending(trajectory))
     parts.append(_legend())
     return Group(*parts)
@@ -69,11 +72,29 @@ def _header(episode: Episode, where: str) -> Text:
     )
 
 
-def _turn(number: int, step: Step, token_text: TokenText) -> RenderableType:
+def _system_text(trajectory: Trajectory) -> RenderableType | None:
+    """The system message that the conversation begins with; None where there is none."""
+    for step in trajectory.steps[:1]:
+        for message in step.chat_completions:
+            if message.get("role") == "system":
+                text = Text(with_captions(_panel_text(message)))
+                return Group(Text("\nSystem", style="bold"), Padding(text, (0, 0, 0, 2)))
+    return None
+
+
+def _pays_by_step(trajectory: Trajectory) -> bool:
+    """Whether the steps were paid; programs and their evaluators pay the whole alone."""
+    return trajectory.reward is None or any(step.reward for step in trajectory.steps) or not trajectory.reward
+
+
+def _turn(number: int, step: Step, token_text: TokenText, *, pays_by_step: bool) -> RenderableType:
     grid = Table.grid(padding=(0, 4))
     grid.add_column(no_wrap=True, overflow="fold", max_width=60)
     grid.add_column(overflow="fold")
-    grid.add_row(observation_text(_step_panel(step)), Group(*_answer_lines(step, token_text)))
+    grid.add_row(
+        observation_text(_step_panel(step)),
+        Group(*_answer_lines(step, token_text, pays_by_step=pays_by_step)),
+    )
     return Group(Text(f"\nTurn {number}", style="bold"), Padding(grid, (0, 0, 0, 2), expand=False))
 
 
@@ -100,13 +121,15 @@ def _is_message_or_part(value: Any) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping) and ("role" in value or "type" in value)
 
 
-def _answer_lines(step: Step, token_text: TokenText) -> list[Text]:
+def _answer_lines(step: Step, token_text: TokenText, *, pays_by_step: bool) -> list[Text]:
     action = step.action.action if isinstance(step.action, Action) else step.action
     lines = [
         Text.assemble(("tokens  ", "dim"), _token_row(step, token_text)),
         Text.assemble(("action  ", "dim"), str(action)),
-        Text.assemble(("reward  ", "dim"), (f"{step.reward:g}", "bold green" if step.reward > 0 else "")),
     ]
+    if pays_by_step:
+        style = "bold green" if step.reward > 0 else ""
+        lines.append(Text.assemble(("reward  ", "dim"), (f"{step.reward:g}", style)))
     if step.info:
         facts_line = ", ".join(f"{name} {value}" for name, value in step.info.items())
         lines.append(Text.assemble(("info    ", "dim"), (facts_line, "dim")))

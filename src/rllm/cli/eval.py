@@ -8,14 +8,12 @@ rllm eval --rescore A      ──► the same answers, judged again
 import hashlib
 import re
 import shlex
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from rllm.build.asked import Asked
 from rllm.build.evaluation import prepare
@@ -38,6 +36,7 @@ from rllm.eval.report import Prices
 from rllm.eval.results import Result
 from rllm.store.run_directory import is_run
 from rllm.tracking.console import readable_seconds
+from rllm.tracking.pace import Reminder, StepPace
 
 ROOT = Path("evals")
 LINE_EVERY_S = 10.0
@@ -117,15 +116,17 @@ def _run(
                 )
                 print_sentence(err(), f"{directory} has {num_done} attempts and {remark}.", style="dim")
 
+        lines = not (as_json or progress.live.is_started)
         try:
-            return ready.run_to_end(
-                directory,
-                ks=ks,
-                prices=prices,
-                on_begin=begin,
-                on_result=_watch(progress, bar, prices, lines=not (as_json or progress.live.is_started)),
-                on_report=lambda report: write_page(directory),
-            )
+            with _Watch(progress, bar, prices, lines=lines) as watch:
+                return ready.run_to_end(
+                    directory,
+                    ks=ks,
+                    prices=prices,
+                    on_begin=begin,
+                    on_result=watch.note,
+                    on_report=lambda report: write_page(directory),
+                )
         except KeyboardInterrupt as interrupt:
             raise click.Abort(_left_by(directory)) from interrupt
 
@@ -138,15 +139,30 @@ def _left_by(directory: Path) -> str:
     return f"Interrupted. What was finished is in {directory}; the same command with {words} goes on."
 
 
-def _watch(progress: Progress, bar: Any, prices: Prices, *, lines: bool) -> Callable[[str, Result], None]:
-    """Running score, tokens, cost and failures beside the bar; as `lines` where nobody sees one."""
-    counts: Counter[str] = Counter()
-    began_at = told_at = time.monotonic()
+class _Watch:
+    """Running score, tokens, cost, failures and time left beside the bar; as lines where nobody sees one:
+    every ten seconds while answers come, and every minute while none does."""
 
-    def on_result(way: str, result: Result) -> None:
-        nonlocal began_at, told_at
+    def __init__(self, progress: Progress, bar: Any, prices: Prices, *, lines: bool) -> None:
+        self._progress, self._bar, self._prices, self._lines = progress, bar, prices, lines
+        self._counts: Counter[str] = Counter()
+        self._pace = StepPace()
+        self._reminder = Reminder(self._print_line)
+        self._answers = Reminder(self._print_line, every_s=LINE_EVERY_S)
+        self._status = "no answer yet"
+
+    def __enter__(self) -> "_Watch":
+        if self._lines:
+            self._reminder.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._reminder.__exit__()
+
+    def note(self, way: str, result: Result) -> None:
+        counts = self._counts
         if not counts["all"]:  # until then a model may have been loaded
-            began_at = told_at = time.monotonic()
+            self._answers.note()
         counts.update(
             all=1,
             right=int(result.is_correct),
@@ -154,19 +170,28 @@ def _watch(progress: Progress, bar: Any, prices: Prices, *, lines: bool) -> Call
             prompt=result.prompt_tokens,
             completion=result.completion_tokens,
         )
-        status = f"{counts['right'] / counts['all']:.1%} right, {counts['completion']:,} tokens"
-        if (cost := prices.cost(counts["prompt"], counts["completion"])) is not None:
-            status += f", cost {cost:,.4f}"
+        self._pace.step(counts["all"])
+        self._status = f"{counts['right'] / counts['all']:.1%} right, {counts['completion']:,} tokens"
+        if (cost := self._prices.cost(counts["prompt"], counts["completion"])) is not None:
+            self._status += f", cost {cost:,.4f}"
         if counts["failed"]:
-            status += f", {counts['failed']} failed"
-        progress.update(bar, advance=1, told=status)
-        if lines and (now := time.monotonic()) - told_at >= LINE_EVERY_S:
-            told_at, task = now, progress.tasks[0]
-            left_s = (now - began_at) / max(1, counts["all"] - 1) * ((task.total or 0) - task.completed)
-            position = f"{task.completed:.0f} of {task.total:.0f}"
-            err().print(f"{position}  {status}, {readable_seconds(left_s)} left", soft_wrap=True)
+            self._status += f", {counts['failed']} failed"
+        self._progress.update(self._bar, advance=1, told=self._status + self._left())
+        if self._lines:
+            self._answers.look()
 
-    return on_result
+    def _left(self) -> str:
+        task = self._progress.tasks[0]
+        missing = round((task.total or 0) - task.completed)
+        left_s = self._pace.left_s(self._counts["all"] + missing)
+        return "" if left_s is None else f", {readable_seconds(left_s)} left"
+
+    def _print_line(self) -> None:
+        self._reminder.note()
+        self._answers.note()
+        task = self._progress.tasks[0]
+        position = f"{task.completed:.0f} of {task.total:.0f}"
+        err().print(f"{position}  {self._status}{self._left()}", soft_wrap=True)
 
 
 def _progress() -> Progress:
@@ -175,7 +200,6 @@ def _progress() -> Progress:
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
         TextColumn("{task.fields[told]}", markup=False),
         console=console,
         transient=True,

@@ -10,6 +10,8 @@ from rich.text import Text
 from rllm.build.asked import Asked
 from rllm.cli.terminal import (
     facts,
+    is_partial,
+    mean_return,
     out,
     print_next,
     print_sentence,
@@ -247,9 +249,13 @@ def _print_failures(console: Console, way: str, report: Mapping[str, Any]) -> No
 
 def _scores(reports: Mapping[str, Any]) -> Any:
     has_scores = any("score" in report for report in reports.values())
+    has_returns = any(
+        is_partial(report["mean_reward"], report["success_without_failed"]) for report in reports.values()
+    )
     score_table = table(
         "",
         "success [95 % interval]",
+        *(("return",) if has_returns else ()),
         *(("score, of 100",) if has_scores else ()),
         "without failed",
         *_COUNTS,
@@ -265,6 +271,7 @@ def _scores(reports: Mapping[str, Any]) -> Any:
         score_table.add_row(
             name,
             rate_with_interval(report["success"], report["success_interval"]),
+            *((mean_return(report["mean_reward"]),) if has_returns else ()),
             *(
                 (score_with_interval(report.get("score"), report.get("score_interval")),)
                 if has_scores
@@ -363,6 +370,9 @@ def _following(request: Asked, directory: Path) -> list[tuple[list[str], str]]:
     look = (["rllm", "runs", "show", str(directory)], "look at the episodes")
     is_of_run = not request.place.is_server and is_run(Path(request.place.path))
     if is_of_run or (request.program is None and "train" not in benchmark_named(request.benchmark).splits):
+        return [look]
+    # A file is measured whole, so training on it would be training on what was measured.
+    if request.program is not None and Path(request.program.dataset).is_file():
         return [look]
     name = request.program.program if request.program else request.benchmark
     flags = {"--agent": request.agent, "--evaluator": request.evaluator}

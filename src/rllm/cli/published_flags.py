@@ -172,6 +172,8 @@ SFT_KEYS = {
     "--save-freq": "checkpoint.every_steps",
     "--val-freq": "evaluation.every_steps",
 }
+LEARNING_KEYS = {name: TRAIN_KEYS[name] for name in ("--lr", "--lora-rank")}
+"""The flags of other commands that train."""
 SFT_REFUSED = {
     "--backend": "supervised learning runs in this process; start several by `torchrun`",
     "--gpus": "start as many processes as there are devices by `torchrun`; `model.device` says which",

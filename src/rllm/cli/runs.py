@@ -39,7 +39,7 @@ from rllm.store.run_directory import RunDirectory, is_run, runs_under
 from rllm.tracking.alarms import AlarmWatch
 from rllm.tracking.console import readable_seconds, sparkline
 from rllm.tracking.jsonl import read_metrics
-from rllm.view.run_facts import REPORTS, RunFacts, RunStage, facts_of, report_labels
+from rllm.view.run_facts import RunFacts, RunStage, facts_of, report_labels
 from rllm.view.token_texts import token_texts
 
 DEFAULT_ROOT = Path("runs")
@@ -166,8 +166,7 @@ def _show_run(directory: RunDirectory, as_json: bool) -> None:
     console.print(facts([*highlights, *machine_rows(directory)]))
     labels, has_rewards = report_labels(config), config["task"]["environment"] != PROMPTS
     if has_rewards:
-        labels_by_report = {name: labels[name] for name in REPORTS}
-        print_success(console, run_facts.reports, summary or {}, labels_by_report)
+        print_success(console, run_facts.reports, summary or {}, labels)
     if any("reverse_kl" in report for report in run_facts.reports.values()):
         console.print("\nDistance from the teacher, with 95 % intervals", style="bold")
         console.print(_distances(run_facts, labels))
@@ -191,11 +190,11 @@ def _show_run(directory: RunDirectory, as_json: bool) -> None:
 def _distances(run_facts: RunFacts, labels: dict[str, str]) -> FittingTable:
     """Table of a student's distances from its teacher, as far as the run has got."""
     distance_table = table("", "reverse KL, nats per token")
-    for name in REPORTS:
+    for name, label in labels.items():
         report = run_facts.reports.get(name, {})
         if "reverse_kl" in report:
             spread = 1.96 * report["reverse_kl_error"]
-            distance_table.add_row(labels[name], f"{report['reverse_kl']:.4f} ± {spread:.4f}")
+            distance_table.add_row(label, f"{report['reverse_kl']:.4f} ± {spread:.4f}")
     return distance_table
 
 

@@ -128,7 +128,7 @@ def _print_result(result: TrainResult) -> None:
     summary, directory = result.summary, RunDirectory.read(result.directory)
     console = out()
     console.print(f"\nBefore and after{measured_on(summary)}", style="bold")
-    console.print(reports_table(summary))
+    console.print(reports_table(summary, directory.config()))
     work = f"{summary['steps']:,} updates, {summary['trained_tokens']:,} labelled tokens"
     print_sentence(console, took(summary["wall_s"], work))
     console.print(f"\nRun      {directory.path}", soft_wrap=True)

@@ -35,7 +35,7 @@ def show_supervised(directory: RunDirectory, run_facts: RunFacts, state: Text, a
     console.print(facts([*rows, *machine_rows(directory)]))
     if run_facts.reports:
         console.print(f"\nBefore and after{measured_on(summary or {})}", style="bold")
-        console.print(reports_table(run_facts.reports))
+        console.print(reports_table(run_facts.reports, config))
 
 
 def machine_rows(directory: RunDirectory) -> list[tuple[str, str]]:
@@ -47,15 +47,25 @@ def measured_on(summary: Mapping[str, Any]) -> str:
     return f", on {summary['measured_on']}" if "measured_on" in summary else ""
 
 
-def reports_table(reports: Mapping[str, Any]) -> FittingTable:
-    """A table of the measurements before and, where the run has got so far, after."""
+def reports_table(reports: Mapping[str, Any], config: Mapping[str, Any]) -> FittingTable:
+    """A table of the measurements before and, where the run has got so far, after.
+
+    `kl` estimates a divergence where the reference wrote the answers, so not for answers from a file.
+    """
+    from_file = not config.get("data", {}).get("run")
     names = [name for name, value in reports["before"].items() if isinstance(value, int | float)]
     losses = table(
         "", *(name.replace("_", " ") for name in names), right=[each.replace("_", " ") for each in names]
     )
     for label in ("before", "after"):
         if label in reports:
-            losses.add_row(label, *(_number(name, reports[label][name]) for name in names))
+            losses.add_row(
+                label,
+                *(
+                    "–" if name == "kl" and from_file else _number(name, reports[label][name])
+                    for name in names
+                ),
+            )
     return losses
 
 

@@ -45,6 +45,8 @@ def print_sentence(console: Console, sentence: str | Text, style: str = "") -> N
     console.print(text, soft_wrap=True)
 
 
+_SAME = 1e-6
+"""Difference of a mean reward from a success rate that is rounding."""
 PROSE_WIDTH = 24
 """Width of a column of sentences, before another column gives way to it."""
 
@@ -136,11 +138,29 @@ def score_with_interval(value: float | None, interval: Sequence[float] | None) -
     return text
 
 
+def is_partial(mean_reward: float | None, success: float | None) -> bool:
+    """Whether rewards say more than success does."""
+    return mean_reward is not None and abs(mean_reward - (success or 0.0)) > _SAME
+
+
+def mean_return(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
 def success_table(reports: Mapping[str, Mapping[str, Any] | None]) -> FittingTable:
-    """Label -> a report of summary.json: sampled and greedy success side by side, and the sampled score where
-    chance and the optimum are known."""
+    """Label -> a report of summary.json: sampled and greedy success side by side, the sampled return where it
+    is another number, and the sampled score where chance and the optimum are known."""
     has_scores = any("score" in (report or {}) for report in reports.values())
-    reports_table = table("", "sampled", "greedy", *(("score, of 100",) if has_scores else ()))
+    has_returns = any(
+        is_partial(report.get("return"), report.get("success")) for report in reports.values() if report
+    )
+    reports_table = table(
+        "",
+        "sampled",
+        "greedy",
+        *(("return",) if has_returns else ()),
+        *(("score, of 100",) if has_scores else ()),
+    )
     reports_table.padding = (0, 1, 0, 0)  # three columns with intervals fit a shell of 80 columns
     for label, report in reports.items():
         measures = report or {}
@@ -148,6 +168,7 @@ def success_table(reports: Mapping[str, Mapping[str, Any] | None]) -> FittingTab
             label,
             rate_with_interval(measures.get("success"), measures.get("success_interval")),
             rate_with_interval(measures.get("greedy"), measures.get("greedy_interval")),
+            *((mean_return(measures.get("return")),) if has_returns else ()),
             *(
                 (score_with_interval(measures.get("score"), measures.get("score_interval")),)
                 if has_scores

@@ -44,7 +44,7 @@ from rllm.trainer.cluster import rank_places
 from rllm.trainer.extras import require_training_packages
 from rllm.trainer.result import TrainResult
 from rllm.trainer.run import TrainingRun
-from rllm.view.run_facts import REPORTS, report_labels
+from rllm.view.run_facts import report_labels
 from rllm.worker.step_host import open_workers
 
 
@@ -151,7 +151,7 @@ def _print_result(options: TrainOptions, config: TrainConfig, result: TrainResul
     summary, directory = result.summary, RunDirectory.read(result.directory)
     labels = report_labels(config_dict(config))
     console = out()
-    print_success(console, summary, summary, {name: labels[name] for name in REPORTS})
+    print_success(console, summary, summary, labels)
     lines = (line for line in read_metrics(directory.metrics_path) if line["phase"] == TRAIN_PHASE)
     print_alarms(console, AlarmWatch(directory.config(), lines).history)
     num_failures = sum(summary["after"][f"{way}_report"]["failed"] for way in ("sampled", "greedy"))

@@ -335,6 +335,8 @@ class WarmStartConfig:
 class EvaluationConfig:
     num_tasks: int = 256
     """Tasks of the reports before and after."""
+    at_start: bool = True
+    """Measure the model before it is reinforced. Without, the run cannot say what was gained."""
     split: str = "test"
     """`test`, or `validation` for choosing hyperparameters."""
     every_steps: int = -1

@@ -5,6 +5,8 @@ tasks, their right answers ──► "random": the answer of another task, drawn
                            ──► "optimum": 1
 
 Answers are compared as text: a question with several right answers may pay simple policies a little more.
+Where hardly any answer is that of two tasks, such as programs or long numbers, no policy draws from these
+answers without knowing them: there are no baselines.
 """
 
 from collections import Counter
@@ -14,12 +16,15 @@ from typing import Any
 
 from rllm.environments.world import OPTIMUM, RANDOM, Baselines
 
+_TASKS_PER_ANSWER = 2
+"""Tasks that share an answer, on average, where simple policies make sense."""
 _SHOWN = 40
 """Characters of an answer in the name of the policy that always gives it."""
 
 
 def answer_baselines(right_answer: Callable[[Mapping[str, Any]], str | None]) -> Baselines:
-    """Baselines of tasks with one right answer each, as `right_answer` says; none where a task has none."""
+    """Baselines of tasks with one right answer each, as `right_answer` says; none where a task has none, or
+    where nearly all answers differ."""
     return partial(_baselines, right_answer)
 
 
@@ -36,6 +41,8 @@ def _baselines(
     if not answers or len(answers) < len(tasks):
         return {}
     counts = Counter(answers)
+    if len(answers) < _TASKS_PER_ANSWER * len(counts):
+        return {}
     constant, _ = counts.most_common(1)[0]
     name = constant if len(constant) <= _SHOWN else f"{constant[:_SHOWN]}…"
     return {

@@ -1,4 +1,7 @@
-"""The probability that one of k answers is right, estimated from n answers of which c are."""
+"""The chance that one of k answers is right, and the highest reward of k, estimated from n answers."""
+
+import math
+from collections.abc import Sequence
 
 from rllm.errors import ConfigError
 
@@ -22,3 +25,16 @@ def pass_at_k(num_attempts: int, num_correct: int, k: int) -> float:
     for size in range(num_attempts - num_correct + 1, num_attempts + 1):
         miss_probability *= 1.0 - k / size
     return 1.0 - miss_probability
+
+
+def best_of_k(rewards: Sequence[float], k: int) -> float:
+    """Unbiased estimate of the highest reward of `k` attempts: its mean over all choices of k of these.
+
+    The i-th lowest reward is the highest of C(i-1, k-1) of them. Of rewards of 0 and 1 it is `pass_at_k`, and
+    for k = 1 the mean. Raises ConfigError as that does.
+    """
+    pass_at_k(len(rewards), 0, k)  # refuses a k that cannot be estimated
+    ascending = sorted(rewards)
+    return sum(
+        reward * math.comb(place, k - 1) for place, reward in enumerate(ascending) if place >= k - 1
+    ) / math.comb(len(rewards), k)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rllm.errors import ConfigError
-from rllm.eval.pass_at_k import pass_at_k
+from rllm.eval.pass_at_k import best_of_k, pass_at_k
 from rllm.eval.results import Result
 from rllm.eval.statistics import (
     effective_size,
@@ -194,7 +194,8 @@ def _by_k(results: Sequence[Result], ks: Sequence[int]) -> dict[str, Any]:
         shares = [pass_at_k(len(each), sum(one.is_correct for one in each), k) for each in tasks]
         by_k["pass_at_k"][str(k)] = mean_with_interval(shares, instances)
         by_k["best_of_k"][str(k)] = mean_with_interval(
-            [max(0.0 if one.has_failed else one.reward for one in each[:k]) for each in tasks], instances
+            [best_of_k([0.0 if one.has_failed else one.reward for one in each], k) for each in tasks],
+            instances,
         )
         votes = [_majority(each[:k]) for each in tasks]
         if all(vote is not None for vote in votes):

@@ -1,7 +1,7 @@
 """The live view of a run.
 
     log(step, phase, metrics) ──► LiveView ──► terminal: a panel that is redrawn      ──► stderr
-                                          └──► no terminal: a plain line every N steps ──► stderr
+                                          └──► no terminal: a plain line every N steps, and every minute
 
 stdout is for results, so nothing here writes to it. Metrics that the view knows, each of them optional:
 `success`, `reward_mean`, `tokens_per_s`, `loss`, `step_s`, `total_steps` of the phase, `failed`
@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rllm.tracking.base import Metric, ProgressSource, Tracker, Trackers
+from rllm.tracking.pace import Reminder, StepPace
 from rllm.tracking.screen import Screen
 from rllm.tracking.sinks import as_tracker
 
@@ -67,8 +68,8 @@ class LiveView:
         self._step = 0
         self._total_steps = total_steps
         self._total_train_steps = total_steps
-        self._pace_from: tuple[float, int] | None = None
-        """(time, steps done) at the first log of this phase: a resumed run does not start at step 1."""
+        self._pace: StepPace | None = None
+        """The pace of this phase from its first log on: a resumed run does not start at step 1."""
         self._advanced = False
         """Progress of a phase that logs once, at its end."""
         self._metrics: dict[str, Metric] = {}
@@ -78,6 +79,7 @@ class LiveView:
         self._engine: ProgressSource | None = None
         self._looked_at_s = -_LOOK_EVERY_S
         self._rollouts = ""
+        self._reminder = Reminder(self._remind, clock=clock)
 
     def __enter__(self) -> "LiveView":
         self._started_s = self._clock() - self._before_s
@@ -87,6 +89,8 @@ class LiveView:
                 console=self._console, get_renderable=self._panel, refresh_per_second=4, redirect_stdout=False
             )
             self._live.start()
+        else:
+            self._reminder.__enter__()
         return self
 
     def __exit__(
@@ -106,35 +110,36 @@ class LiveView:
         self._phase = phase
         self._step = 0
         self._metrics = {}
-        self._pace_from = None
+        self._pace = None
         self._advanced = False
         self._total_steps = self._total_train_steps if phase == _CURVE_PHASE else 0
 
     def advance(self, done: int, total: int) -> None:
-        if self._pace_from is None:
-            self._pace_from = (self._clock(), done)
+        self._keep_pace(done)
         self._step, self._total_steps, self._advanced = done, total, True
 
     def log(self, step: int, phase: str, metrics: Mapping[str, Metric]) -> None:
-        new_phase = phase != self._phase or self._pace_from is None or self._advanced
+        new_phase = phase != self._phase or self._pace is None or self._advanced
         if phase != self._phase:
             self.begin(phase)
         if self._advanced:
-            self._advanced, self._total_steps = False, 0
+            self._advanced, self._total_steps, self._pace = False, 0, None
         self._step = step + 1
-        if self._pace_from is None:
-            self._pace_from = (self._clock(), self._step)
+        self._keep_pace(self._step)
         self._metrics = dict(metrics)
         self._total_steps = int(metrics.get("total_steps", self._total_steps))
         if phase == _CURVE_PHASE and "success" in metrics:
             self._success.append(float(metrics["success"]))
         self._count_failures(metrics)
         last = self._step == self._total_steps
-        if self._live is None and (new_phase or self._step % self._plain_every == 0 or last):
+        has_something = new_phase or self._step % self._plain_every == 0 or last or self._reminder.is_due()
+        if self._live is None and has_something:
+            self._reminder.note()
             self._console.print(self.line(), soft_wrap=True)
 
     def close(self) -> None:
         """Leave the last picture on the screen and give the terminal back."""
+        self._reminder.__exit__()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -214,13 +219,18 @@ class LiveView:
         self._failed += Counter(kinds) + Counter({_OTHER: num_unnamed})
 
     def _left_s(self) -> float | None:
-        if self._pace_from is None or not self._total_steps:
-            return None
-        since_s, first_step = self._pace_from
-        num_steps = self._step - first_step
-        if num_steps < 1:
-            return None
-        return (self._clock() - since_s) / num_steps * max(0, self._total_steps - self._step)
+        return None if self._pace is None or not self._total_steps else self._pace.left_s(self._total_steps)
+
+    def _keep_pace(self, done: int) -> None:
+        if self._pace is None:
+            self._pace = StepPace(self._clock)
+        self._pace.step(done)
+
+    def _remind(self) -> None:
+        """A line where nothing was logged for a minute, as in a long evaluation."""
+        if self._phase:
+            rollouts = f"  ({text})" if (text := self.rollouts()) else ""
+            self._console.print(f"{self.line()}{rollouts}", soft_wrap=True, markup=False)
 
 
 @contextmanager

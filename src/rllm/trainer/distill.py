@@ -69,7 +69,7 @@ class DistillationRun(TrainingRun):
         summary = await super()._run(directory)
         if not self.has_rewards:  # success without anybody who judges is no number to read
             for report in (summary[name] for name in PHASES if name in summary):
-                for name in ("success", "success_interval", "greedy", "greedy_interval"):
+                for name in ("success", "success_interval", "greedy", "greedy_interval", "return"):
                     del report[name]
             for name in ("baselines", "skill", "kinds"):
                 del summary[name]

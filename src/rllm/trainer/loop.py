@@ -138,9 +138,13 @@ async def train(run: RunParts) -> dict[str, Any]:
         report_path=report_path,
         clients=run.clients.values(),
     ):
-        await report(run, "untrained")
+        measures_start = run.config.evaluation.at_start
+        # Without a warm start these are the weights of `before`, which are measured once.
+        if measures_start and run.config.warm_start.steps:
+            await report(run, "untrained")
         await warm_start(run)
-        await report(run, "before")
+        if measures_start:
+            await report(run, "before")
         await reinforce(run)
         await report(run, "after")
     run.record.save_models(run.policies)
@@ -367,6 +371,7 @@ async def report(run: RunParts, name: str) -> None:
         "success_interval": list(sampled_report.success_interval),
         "greedy": greedy.success,
         "greedy_interval": list(greedy.success_interval),
+        "return": sampled_report.mean_reward,
         "sampled_report": _report_dict(sampled_report, episodes),
         "greedy_report": _report_dict(greedy, greedy_episodes),
         **score,
@@ -456,10 +461,14 @@ def summary_of(run: RunParts) -> dict[str, Any]:
         for name, phase in (("before", "before"), ("greedy", greedy_phase("before")), ("after", "after"))
     }
     skill_facts = learning_facts(**num_played, facts=run.facts)
-    if not state.steps:  # nothing was reinforced that could have failed
+    # Nothing was reinforced that could have failed, or nothing measured that it could be compared with.
+    if not (state.steps and "before" in state.reports):
         skill_facts |= {"skill": {}, "kinds": []}
+    reports = dict(state.reports)
+    if not run.config.warm_start.steps and "before" in reports:
+        reports.setdefault("untrained", dict(reports["before"]))
     return {
-        **state.reports,
+        **reports,
         "tasks": run.facts.to_dict(),
         **skill_facts,
         "wall_s": state.wall_s,

@@ -83,7 +83,8 @@ def facts_of(run: RunDirectory) -> RunFacts:
     pid = run.writer_pid
     reports = {line["phase"]: line for line in metrics if line["phase"] in REPORTS} | (summary or {})
     kind = config.get("kind", "train")
-    measures = ("success", "success_interval", "greedy", "greedy_interval", "score", "score_interval")
+    measures = ("success", "success_interval", "greedy", "greedy_interval", "return")
+    measures += ("score", "score_interval")
     measures += ("reverse_kl", "reverse_kl_error")
     if config.get("task", {}).get("environment") == PROMPTS:  # nobody pays there
         measures = measures[-2:]
@@ -107,7 +108,7 @@ def facts_of(run: RunDirectory) -> RunFacts:
         work_s=(summary or {}).get("wall_s", last.get("run_s", last.get("time_s"))),
         reports={
             name: {key: reports[name][key] for key in measures if key in reports[name]}
-            for name in REPORTS
+            for name in (report_labels(config) if kind == "train" else REPORTS)
             if name in reports
         },
     )
@@ -123,6 +124,7 @@ def _evaluation_report(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def report_labels(config: dict[str, Any]) -> dict[str, str]:
-    """Labels of the reports; without a warm start, `before` is the model that was given."""
+    """Labels of the reports that say something of their own, in their order. Without a warm start `before` is
+    of the untrained model."""
     warm = config.get("warm_start", {}).get("steps", 0)
-    return LABELS if warm else LABELS | {"before": "before"}
+    return LABELS if warm else {"before": "before", "after": LABELS["after"]}

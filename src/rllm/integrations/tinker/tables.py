@@ -73,6 +73,9 @@ TRANSLATED: dict[str, tuple[KeySource, ...]] = {
     "algorithm.aggregation": _sources(one_of(_AGGREGATIONS), rllm__algorithm__loss_agg_mode=None),
     "algorithm.kl_coef": _sources(number, rllm__algorithm__kl_beta=0.0),
     "checkpoint.every_steps": _sources(whole(-1), rllm__trainer__save_freq=20, trainer__save_freq=20),
+    "evaluation.at_start": _sources(
+        switch, rllm__trainer__val_before_train=False, trainer__val_before_train=False
+    ),
     "evaluation.every_steps": _sources(whole(-1), rllm__trainer__test_freq=5, trainer__test_freq=5),
     # taken together with others
     "epochs": _sources(whole(0), rllm__trainer__total_epochs=10, trainer__total_epochs=10),
@@ -152,7 +155,7 @@ FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
 """Published key -> the values that are true here, and what says more."""
 
 SILENT = (
-    *("hydra.*", "*.default_local_dir", "*.project_name", "*.experiment_name", "*.val_before_train"),
+    *("hydra.*", "*.default_local_dir", "*.project_name", "*.experiment_name"),
     *("rllm.rollout.val.max_tokens", "rllm.gateway.tokenizer_model", "rllm.episode_logging.episode_log_dir"),
     "algorithm.teacher_rollout_args.*",
 )

@@ -98,6 +98,7 @@ TRANSLATED: dict[str, tuple[str, Reader]] = {
     "rllm.workflow.n_parallel_tasks": ("rollout.num_parallel", whole(1)),
     "rllm.workflow.retry_limit": ("rollout.retry_limit", whole(1)),
     "trainer.max_actor_ckpt_to_keep": ("checkpoint.keep", whole(1)),
+    "trainer.val_before_train": ("evaluation.at_start", switch),
     "trainer.total_training_steps": ("steps", whole(0)),
 }
 """Published key -> ours, and how its value is read."""
@@ -153,7 +154,7 @@ _SERVER = (
 )
 _PLACES = (
     *("logger", "project_name", "experiment_name", "nnodes", "n_gpus_per_node", "device", "resume_mode"),
-    *("default_hdfs_dir", "default_local_dir", "val_before_train", "log_val_generations", "balance_batch"),
+    *("default_hdfs_dir", "default_local_dir", "log_val_generations", "balance_batch"),
     *("log_episodes", "episode_log_dir", "max_critic_ckpt_to_keep"),
 )
 _LEARNERS = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
