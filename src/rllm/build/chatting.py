@@ -6,7 +6,7 @@ said ──► messages ──► Policy (the built-in engine, or a server) ─�
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +79,7 @@ class LiveChat:
         system = self._settings.system
         self.messages = [{"role": "system", "content": system}] if system else []
 
-    async def say(self, text: str, on_piece: OnPiece) -> AsyncIterator[Choice | Message]:
+    async def say(self, text: str, on_piece: OnPiece) -> AsyncGenerator[Choice | Message, None]:
         """The model's answers and the outputs of tools, in turn; the last one is an answer without calls.
 
         A failed or interrupted answer leaves the conversation as it was before `text`.

@@ -164,27 +164,26 @@ async def _answer(chat: LiveChat, text: str, options: ChatOptions) -> None:
             async for turn in turns:
                 _print_turn(turn, screen, options)
 
-    task = asyncio.create_task(answer())
+    task, stops = asyncio.create_task(answer()), list[signal.Signals]()
     try:
-        with _stopped_by_ctrl_c(task) as was_stopped:
+        with _stopped_by_ctrl_c(task, stops):
             await task
     except (RequestRefused, PartialAnswer) as error:
         screen.end()
         click.echo(f"error: {printable(str(error))}", err=True)
     except asyncio.CancelledError:
-        if not was_stopped:  # the command itself is ended
+        if not stops:  # the command itself is ended
             raise
         screen.end()
         click.echo("(stopped)", err=True)
 
 
 @contextmanager
-def _stopped_by_ctrl_c(task: "asyncio.Task[None]") -> Iterator[list[int]]:
-    """Ctrl-C cancels `task` meanwhile; the list is not empty once it did."""
-    stops: list[int] = []
+def _stopped_by_ctrl_c(task: "asyncio.Task[None]", stops: list[signal.Signals]) -> Iterator[None]:
+    """Let Ctrl-C cancel `task` meanwhile, and note it in `stops`."""
 
     def stop() -> None:
-        stops.append(1)
+        stops.append(signal.SIGINT)
         task.cancel()
 
     loop = asyncio.get_running_loop()
@@ -192,7 +191,7 @@ def _stopped_by_ctrl_c(task: "asyncio.Task[None]") -> Iterator[list[int]]:
     if is_main:
         loop.add_signal_handler(signal.SIGINT, stop)
     try:
-        yield stops
+        yield
     finally:
         if is_main:
             loop.remove_signal_handler(signal.SIGINT)

@@ -183,10 +183,14 @@ max_thinking_tokens_option = click.option(
 class FormOptions(Protocol):
     """Options of a command that say how conversations look."""
 
-    tool_form: str
-    chat_template: str
-    thinking: str
-    max_thinking_tokens: int
+    @property
+    def tool_form(self) -> str: ...
+    @property
+    def chat_template(self) -> str: ...
+    @property
+    def thinking(self) -> str: ...
+    @property
+    def max_thinking_tokens(self) -> int: ...
 
 
 def form_of(options: FormOptions) -> ChatForm:

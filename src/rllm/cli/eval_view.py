@@ -306,7 +306,7 @@ _READINGS = {
 def _readings(reports: Mapping[str, Any]) -> Any:
     """The pay of each reading of the same answers."""
     names = dict.fromkeys(name for report in reports.values() for name in report.get("readings", ()))
-    reading_table = table("success", *(_READINGS.get(name, name) for name in names))
+    reading_table = table("success", *(_READINGS.get(str(name), str(name)) for name in names))
     for name, report in reports.items():
         if read := report.get("readings"):
             cells = (read[each] for each in names)
