@@ -16,7 +16,7 @@ EXTRAS = {
         "peft": "0.21",
         "safetensors": "0.5",
         "tokenizers": "0.21",
-        "torch": "2.13",
+        "torch": "2.11",
         "transformers": "5.0",
     },
     "gateway": {
