@@ -251,6 +251,25 @@ def test_a_workflow_of_two_policies_stops_where_every_role_was_paid_alike(
     assert line["attempts_not_played"] == 2 * line["tasks_solved_first"] == 32 - line["episodes"]
 
 
+def test_rows_of_tied_groups_beside_rows_that_the_trainer_scored_are_measured_alike(
+    letters: ModuleType, tmp_path: Path
+) -> None:
+    class Pair(letters.PairWorkflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+            episode = await super().run(task, uid, **kwargs)
+            for trajectory in episode.trajectories:
+                is_tied = task["letter"] in "ACEG"
+                trajectory.reward = 1.0 if is_tied else float(trajectory.steps[0].response_ids[0] % 2)
+            return episode
+
+    changes = {"steps": 1, "warm_start": {"steps": 0}, "evaluation": {"num_tasks": 1, "every_steps": 0}}
+    changes |= {"rollout": {"tasks_per_step": 8, "group_size": 4}, "algorithm": {"old_logprobs": "trainer"}}
+    letters.make_pair_trainer(tmp_path, changes, workflow_class=Pair).train()
+    (line,) = _lines(tmp_path)
+    assert 0 < line["groups_tied"] < line["groups"]
+    assert all(line[f"policy.{name}.update_kl"] >= 0.0 for name in ("solver", "judge"))
+
+
 def test_a_loss_or_an_estimator_that_is_not_there_is_refused_before_a_run_begins(
     letters: ModuleType, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ from rllm.tracking.alarms import AlarmWatch
 from rllm.tracking.base import Tracker
 from rllm.trainer.ahead import PublishedVersions, StepsAhead
 from rllm.trainer.backends.base import TrainingBackend
-from rllm.trainer.canary import Canary, CanaryScorer
+from rllm.trainer.canary import Canary, CanaryScorer, row_to_score
 from rllm.trainer.checkpoint import RunState
 from rllm.trainer.cluster import ClusterEngine
 from rllm.trainer.imitation import PlayExpert, warn_of_stalled_imitation
@@ -324,9 +324,11 @@ def update_kl(backend: TrainingBackend, samples: Sequence[TrainingSample]) -> di
     rows = rows[:: max(1, len(rows) // KL_ROWS)][:KL_ROWS]
     if not rows:
         return {}
+    # Without their other columns, which not all rows of a batch have.
+    bare = [row_to_score(row.token_ids_T, row.policy_versions_T, row.temperature) for row in rows]
     ratios = [
         new_T[row.trainable_T].astype(np.float64) - row.logprobs_T[row.trainable_T]
-        for row, new_T in zip(rows, backend.score(rows), strict=True)
+        for row, new_T in zip(rows, backend.score(bare), strict=True)
     ]
     log_ratio = np.concatenate(ratios)
     return {"update_kl": float(np.mean(np.expm1(log_ratio) - log_ratio))}
