@@ -1,4 +1,4 @@
-"""Word problems that are worked out with the tools of an MCP server.
+"""Sums, differences and products that are worked out with the tools of an MCP server.
 
     question ──► "multiply 47 38" ──► MCP server ──► "Result: 1786" ──► "answer 1786"
 
@@ -15,14 +15,14 @@ from rllm.environments import MCPEnvironment
 
 SERVER = {"calculator": {"target": "rllm.tools.mcp_calculator:calculator_server", "shared": True}}
 EXAMPLE = (
-    *("14 bags have 31 apples each. How many apples?", "multiply 14 31", "Result: 434", "answer 434"),
-    *("21 apples are here and 62 there. How many in all?", "add 21 62", "Result: 83", "answer 83"),
-    *("A man with 58 hats sells 17. How many are left?", "subtract 58 17", "Result: 41", "answer 41"),
+    *("How many are 14 times 31 apples?", "multiply 14 31", "Result: 434", "answer 434"),
+    *("How many are 21 plus 62 apples?", "add 21 62", "Result: 83", "answer 83"),
+    *("How many are 58 minus 17 hats?", "subtract 58 17", "Result: 41", "answer 41"),
 )
 PROBLEMS = {
-    "add": "{0} {2} are on a table and {1} in a box. How many in all?",
-    "subtract": "A shop has {0} {2} and sells {1} of them. How many are left?",
-    "multiply": "{0} boxes have {1} {2} each. How many {2}?",
+    "add": "How many are {0} plus {1} {2}?",
+    "subtract": "How many are {0} minus {1} {2}?",
+    "multiply": "How many are {0} times {1} {2}?",
 }
 THINGS = ("pens", "books", "cups", "eggs", "nuts", "coins", "keys", "shoes")
 CONFIG: dict[str, Any] = {

