@@ -96,6 +96,8 @@ def test_a_program_is_trained_measured_and_replayed_by_its_name(program: Path, r
     assert config["task"]["program"] == "my_flow.py:solve"
     again = rllm("train", *PROGRAM, *TINY)
     assert "is finished" in again.stderr
+    assert "before ended: sampled env_done 2; greedy env_done 2." in again.stdout
+    assert not {"untrained", "warm"} & {*again.stdout.split()}, "one model has one row"
     assert "rllm eval my_flow.py:solve --evaluator my_flow.py:score --dataset my.jsonl --model runs/" in (
         again.stdout
     )

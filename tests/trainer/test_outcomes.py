@@ -67,6 +67,7 @@ def test_success_and_reward_are_means_over_what_did_not_fail() -> None:
         "failed.infrastructure_failure": 2,
         "failed.policy_failure": 1,
     }
+    assert sum(count for name, count in metrics.items() if name.startswith("ended.")) == 3
     assert (metrics["episodes"], metrics["groups"], metrics["groups_tied"]) == (6, 2, 1)
     assert metrics["groups_rejected"] == metrics["groups_without_baseline"] == 0
     assert metrics["tokens.sampled"] == 9

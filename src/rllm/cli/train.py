@@ -149,7 +149,7 @@ def _run(config: TrainConfig, directory: Path, *, force: bool = False) -> Traini
 
 def _print_result(options: TrainOptions, config: TrainConfig, result: TrainResult) -> None:
     summary, directory = result.summary, RunDirectory.read(result.directory)
-    labels = report_labels(config_dict(config))
+    labels = report_labels(directory.config())
     console = out()
     print_success(console, summary, summary, labels)
     lines = (line for line in read_metrics(directory.metrics_path) if line["phase"] == TRAIN_PHASE)

@@ -42,6 +42,7 @@ from rllm.trainer.imitation import PlayExpert, warn_of_stalled_imitation
 from rllm.trainer.learning import Learner, imitate, learn
 from rllm.trainer.machine import RunMachine, update_work, updates_since
 from rllm.trainer.outcomes import (
+    ending_counts,
     require_known_roles,
     require_one_that_did_not_fail,
     role_facts,
@@ -386,6 +387,7 @@ async def report(run: RunParts, name: str) -> None:
             "success": sampled_report.success,
             "greedy": greedy.success,
             "failed": sampled_report.failed + greedy.failed,
+            **ending_counts([*episodes, *greedy_episodes]),
             **({"score": score["score"]} if score else {}),
             **teacher_metrics,
             "run_s": state.wall_s,

@@ -119,8 +119,7 @@ def step_metrics(episodes: Sequence[Episode], judgement: Judged, batch: Training
         "reward_mean": sum(rewards) / max(1, len(rewards)),
         "episodes": counts.episodes,
         "failed": counts.removed,
-        **{f"failed.{outcome}": count for outcome, count in _failures(episodes).items()},
-        **{f"ended.{reason}": count for reason, count in _endings(episodes).items()},
+        **ending_counts(episodes),
         "groups": counts.groups,
         "groups_tied": counts.tied,
         "groups_alone": counts.alone,
@@ -153,14 +152,15 @@ def _entropy(samples: Sequence[TrainingSample]) -> dict[str, float]:
     return {"policy_entropy": -float(np.concatenate(logprobs).mean(dtype=np.float64))} if logprobs else {}
 
 
-def _failures(episodes: Sequence[Episode]) -> Counter[Outcome]:
-    """The number of episodes that ended in each of the ways that teach nothing."""
-    return Counter(how for each in episodes if (how := each.outcome) is not None and how not in LEARNABLE)
-
-
-def _endings(episodes: Sequence[Episode]) -> Counter[TerminationReason]:
-    """The number of episodes that did not fail, by the reason that they ended."""
-    return Counter(each.termination_reason for each in episodes if each.outcome in LEARNABLE)
+def ending_counts(episodes: Sequence[Episode]) -> dict[str, int]:
+    """The number of episodes by how they ended: `ended.REASON` of those that may be learned from,
+    `failed.OUTCOME` of the others."""
+    names = (
+        f"ended.{each.termination_reason}" if each.outcome in LEARNABLE else f"failed.{each.outcome}"
+        for each in episodes
+        if each.outcome is not None
+    )
+    return dict(Counter(names))
 
 
 def role_facts(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
