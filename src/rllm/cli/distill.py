@@ -82,6 +82,7 @@ def command(tasks: str, teacher: str, val_dataset: str, recipe: str, options: Su
             choices=run.choices,
             conflict=conflict_with_run(directory, run.require_same_config),
             memory=run.memory_plan(1, 1),
+            estimate=run.estimate(1),
         )
         print_plan(plan, as_json=options.as_json, force=options.force, tasks=tasks)
         return

@@ -16,10 +16,12 @@ from rllm.cli.command import print_json
 from rllm.cli.terminal import err, out, print_sentence
 from rllm.errors import ConfigError
 from rllm.store.run_directory import RunDirectory, is_run
+from rllm.tracking.console import readable_seconds
 from rllm.trainer.defaults import KeyChoice, choices_dict
 from rllm.trainer.memory import readable
 
 if TYPE_CHECKING:
+    from rllm.trainer.estimates import RunEstimate
     from rllm.trainer.memory_plan import MemoryPlan
     from rllm.trainer.process_plan import ProcessPlan
 
@@ -99,6 +101,8 @@ class Plan:
     """Keys that were chosen for the model; none of a run that is there already."""
     memory: "MemoryPlan | None" = None
     """Memory of each process; None where it is not known."""
+    estimate: "RunEstimate | None" = None
+    """Its time and disk; None where these are not known."""
     processes: "Sequence[ProcessPlan]" = ()
     """All that the run will be or start; empty where it is this process alone."""
 
@@ -121,7 +125,9 @@ def _print(plan: Plan, *, as_json: bool, **facts: str) -> None:
         if plan.processes:
             values["processes"] = [each.facts() for each in plan.processes]
         values["chosen"] = choices_dict(plan.choices)
-        print_json({**facts, **run, **values, "memory": None if memory is None else memory.facts()})
+        values["memory"] = None if memory is None else memory.facts()
+        values["estimate"] = None if plan.estimate is None else plan.estimate.facts()
+        print_json({**facts, **run, **values})
         return
     tree = Tree(Text.assemble((plan.title, "bold"), f" into {plan.directory}"), guide_style="dim")
     _add_branches(tree, plan.config, plan.defaults)
@@ -138,6 +144,8 @@ def _print(plan: Plan, *, as_json: bool, **facts: str) -> None:
             branch.add(Text(str(each)))
     if memory is not None:
         _add_memory(tree, memory)
+    if plan.estimate is not None:
+        _add_estimate(tree, plan.estimate)
     console = out()
     console.print(tree)
     console.print("Bold values differ from the defaults. Nothing was written.", style="dim")
@@ -162,6 +170,16 @@ def _add_memory(tree: Tree, memory: "MemoryPlan") -> None:
         branch.add(Text(f"on the CPU, of all processes of a machine = {readable(memory.on_cpu)}"))
     if memory.sampler:
         branch.add(Text(f"each rollout worker, or model server = {readable(memory.sampler)}"))
+
+
+def _add_estimate(tree: Tree, estimate: "RunEstimate") -> None:
+    branch = tree.add(Text("time and disk at most, of tokens alone", style="bold"))
+    if estimate.sampled_tokens_per_s:
+        branch.add(Text(f"samples = {estimate.sampled_tokens_per_s:,.0f} tokens a second"))
+    branch.add(Text(f"learns from = {estimate.learned_tokens_per_s:,.0f} tokens a second"))
+    branch.add(Text(f"each step = {readable_seconds(estimate.step_s)}"))
+    branch.add(Text(f"run = {readable_seconds(estimate.run_s)}"))
+    branch.add(Text(f"disk = {readable(estimate.disk_bytes)}"))
 
 
 def _add_branches(tree: Tree, values: dict[str, Any], defaults: dict[str, Any]) -> None:

@@ -96,6 +96,8 @@ def run_supervised(options: SupervisedOptions, make: MakeTrainer, label: str, wo
     if options.fresh:
         directory = unused_directory(directory)
     if options.dry_run:
+        from rllm.trainer.estimates import estimate_rows  # brings torch
+
         quantities, memory = trainer.dry_run()
         plan = Plan(
             title=f"rllm {kind} {label}",
@@ -106,6 +108,7 @@ def run_supervised(options: SupervisedOptions, make: MakeTrainer, label: str, wo
             derived=quantities,
             conflict=conflict_with_run(directory, trainer.require_same_config),
             memory=memory,
+            estimate=estimate_rows(trainer.config, quantities),
         )
         print_plan(plan, as_json=options.as_json, force=options.force, data=label)
         return

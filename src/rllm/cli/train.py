@@ -114,6 +114,7 @@ def command(options: TrainOptions) -> None:
             choices=run.choices,
             conflict=conflict_with_run(directory, run.require_same_config),
             memory=run.memory_plan(options.nproc, options.nproc),
+            estimate=run.estimate(num_ranks),
             processes=run.process_plan(num_ranks, is_of_torchrun=num_ranks > options.nproc),
         )
         print_plan(plan, as_json=options.as_json, force=options.force, benchmark=options.label)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from rllm.engine.attempts import EpisodeEngine
     from rllm.models.directory import LoadedModel
     from rllm.trainer.checkpoint import RunState
+    from rllm.trainer.estimates import RunEstimate
     from rllm.trainer.imitation import PlayExpert
     from rllm.trainer.learning import Demonstrations, Learner
     from rllm.trainer.machine import RunMachine
@@ -209,6 +210,12 @@ class TrainingRun:
         from rllm.trainer.memory_plan import memory_plan
 
         return memory_plan(self.config, num_ranks=num_ranks, num_local_ranks=num_local_ranks)
+
+    def estimate(self, num_ranks: int) -> "RunEstimate | None":
+        """The time and disk that the run takes at most; None where nothing is known of it."""
+        from rllm.trainer.estimates import estimate_run
+
+        return estimate_run(self.config, num_ranks)
 
     def process_plan(self, num_ranks: int, *, is_of_torchrun: bool) -> "list[ProcessPlan]":
         """The processes that the run will consist of."""
