@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rllm.cli.main import rllm as front_door
+from rllm.models.builtin import create_model
 from rllm.trainer import memory_plan
 
 ROWS = [{"prompt": f"Up {number}", "completion": "Down"} for number in range(4)]
@@ -68,3 +69,13 @@ def test_a_run_that_is_forced_is_made(
     done = run([*commands["sft"], "--output", "run", "--force", "--set", "max_steps=1"])
     assert done.exit_code == 0, done.output
     assert Path("run/summary.json").is_file()
+
+
+def test_a_teacher_counts_with_its_student(commands: dict[str, list[str]]) -> None:
+    create_model(Path("teacher"), "tiny")
+    alone, beside = (
+        json.loads(run(["distill", "prompts.jsonl", "--teacher", teacher, "--dry-run", "--json"]).stdout)
+        for teacher in ("http://127.0.0.1:9/v1", "teacher")
+    )
+    assert alone["memory"]["reference"] == 0
+    assert beside["memory"]["reference"] == beside["memory"]["weights"]

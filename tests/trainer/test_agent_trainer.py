@@ -155,16 +155,20 @@ def test_a_context_that_holds_one_turn_of_two_is_said_and_one_that_holds_both_is
     assert not caplog.records
 
 
-def test_a_run_that_may_not_fit_says_so_once_before_it_begins(
+def test_a_run_that_does_not_fit_is_refused_and_says_so_once_where_it_is_forced(
     letters: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    many = {"inference": {"num_slots": 100_000_000}}
+    many = {"inference": {"num_slots": 100_000_000, "cache_tokens": 10**12}}
     for changes, rank, num_warnings in (({}, 0, 0), (many, 0, 1), (many, 1, 0)):
         trainer = letters.make_trainer(tmp_path / "run", changes)
         trainer.run.ranks = RankGroup()
         trainer.run.ranks.rank = rank
         caplog.clear()
-        trainer.run._require_memory()
+        if changes:
+            with pytest.raises(ConfigError, match=r"`inference.num_slots`.*--force"):
+                trainer.run.require_memory()
+        trainer.run.force = True
+        trainer.run.require_memory()
         assert [("`inference.num_slots`" in each.message) for each in caplog.records] == [True] * num_warnings
 
 

@@ -39,9 +39,10 @@ _PHASE_TITLES = {"warm_start": "warm start", "train": "training"}
 @click.option(
     "--nproc", metavar="N", default=1, help="Processes on this machine, as many as the run was trained by."
 )
+@click.option("--force", is_flag=True, help="Start also where too little memory is free.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, run: Path, nproc: int, as_json: bool) -> None:
+def command(ctx: click.Context, run: Path, nproc: int, force: bool, as_json: bool) -> None:
     """Compute a finished run's updates again from its stored episodes, and compare.
 
     Nothing is sampled and nothing is changed. Every number in metrics.jsonl that follows from the episodes
@@ -62,9 +63,11 @@ def command(ctx: click.Context, run: Path, nproc: int, as_json: bool) -> None:
         )
     config = load_config(run_config)
     training_run = build_run(config, run)
+    training_run.force = force
     if nproc > 1:
         training_run.require_ranks_can(nproc)
-        sys.exit(launch(["runs", "replay", str(run), *(["--json"] if as_json else [])], nproc, run))
+        flags = [*(["--json"] if as_json else []), *(["--force"] if force else [])]
+        sys.exit(launch(["runs", "replay", str(run), *flags], nproc, run))
     with _progress() as progress:
         bar = progress.add_task(f"replaying {run}", total=config.warm_start.steps + config.steps)
 

@@ -24,6 +24,7 @@ from rllm.models.builtin import PRESETS, tiny_config
 from rllm.models.decoder import DecoderShape
 from rllm.models.foreign import read_config
 from rllm.models.packing import ALL
+from rllm.store.run_directory import RunDirectory, is_run
 from rllm.trainer.backends.torch_memory import PassMemory, PassModel, pass_memory
 from rllm.trainer.backends.torch_optimizer import LEAST_IN_8_BITS
 from rllm.trainer.free_memory import free_bytes
@@ -67,6 +68,7 @@ class Parts:
     gradients: int = 0
     optimizer: int = 0
     reference: int = 0
+    """Weights of models that only score: a reference, a teacher."""
     critic: int = 0
     """Weights, gradients and optimizer of a critic with a trunk of its own."""
     cache: int = 0
@@ -181,12 +183,14 @@ def memory_plan(
     *,
     num_ranks: int,
     num_local_ranks: int,
+    plays: bool = True,
     fixed_rows: "FixedRows | None" = None,
 ) -> MemoryPlan | None:
     """Plan of one process of the run; None where a service trains, or for a model that the built-in decoder
     does not compute: nothing is known of what that keeps.
 
-    `fixed_rows`: the rows of a run that does not play; others are taken to be as long as they may be.
+    `plays`: whether it samples. `fixed_rows`: the rows of a run that does not; others are taken to be as long
+    as they may be.
     """
     if config.backend != LOCAL:
         return None
@@ -204,7 +208,7 @@ def memory_plan(
         parts, on_cpu = _offload(parts, own_weights=parts.weights - whole.weights)
     parts = replace(parts, process=PROCESS)
     beyond, sampler = _sampling(config, shapes, sampler_element(config), parts), 0
-    if fixed_rows is not None:
+    if fixed_rows is not None or not plays:
         parts, beyond = replace(parts, cache=0), []
     elif config.cluster.is_used:
         sampler = _sampled_weights(config, shapes, element) + parts.cache + PROCESS
@@ -307,7 +311,19 @@ def _parts_of_all(config: TrainConfig, shapes: Shapes, element: int, tensor: int
         )
         if not changes:
             shared_bases.add(base)
-    return parts
+    return parts + Parts(reference=_teacher_bytes(config, element))
+
+
+def _teacher_bytes(config: TrainConfig, element: int) -> int:
+    """Weights of a teacher in this process; 0 where there is none, and for one of unknown sizes."""
+    if not config.distill.teacher or config.distill.is_server:
+        return 0
+    path = Path(config.distill.teacher)
+    path = RunDirectory.read(path).model_path if is_run(path) else path
+    shape = shape_of(str(path)) if (path / "config.json").is_file() else None
+    return (
+        0 if shape is None else element * (num_parameters(shape) + 2 * shape.max_positions * shape.head_dim)
+    )
 
 
 def shape_of(path: str) -> DecoderShape | None:

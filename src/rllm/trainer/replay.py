@@ -77,6 +77,7 @@ def replay(run: TrainingRun, on_step: Callable[[str, int], None] = lambda phase,
     _require_ranks(directory)
     num_steps = summary.get("ended_early_after", run.config.steps)
     with open_ranks(run.config.distributed, run.config.model.device) as run.ranks:
+        run.require_memory(plays=False)
         return _replay(run, directory, num_steps, on_step)
 
 

@@ -205,11 +205,11 @@ class TrainingRun:
         require_models(self.config)
         require_servers(self.config)
 
-    def memory_plan(self, num_ranks: int, num_local_ranks: int) -> "MemoryPlan | None":
+    def memory_plan(self, num_ranks: int, num_local_ranks: int, *, plays: bool = True) -> "MemoryPlan | None":
         """The memory that each process of the run will need; None where nothing is known of it."""
         from rllm.trainer.memory_plan import memory_plan
 
-        return memory_plan(self.config, num_ranks=num_ranks, num_local_ranks=num_local_ranks)
+        return memory_plan(self.config, num_ranks=num_ranks, num_local_ranks=num_local_ranks, plays=plays)
 
     def estimate(self, num_ranks: int) -> "RunEstimate | None":
         """The time and disk that the run takes at most; None where nothing is known of it."""
@@ -228,17 +228,20 @@ class TrainingRun:
             is_of_torchrun=is_of_torchrun,
         )
 
-    def _require_memory(self) -> None:
-        """Raises ConfigError where the run does not fit into the free memory; with `force` it warns."""
-        plan = self.memory_plan(self.ranks.size, self.ranks.num_local)
+    def require_memory(self, *, plays: bool = True) -> None:
+        """Raises ConfigError where the run does not fit into the free memory; with `force` it warns. A replay
+        does not play."""
+        plan = self.memory_plan(self.ranks.size, self.ranks.num_local, plays=plays)
         if plan is None:
             return
         # All ranks look before any of them loads its model, and come to one answer.
-        replace(plan, free=min(self.ranks.gather(plan.free))).require_fits(force=self.force)
+        plan = replace(plan, free=min(self.ranks.gather(plan.free)))
+        if self.ranks.is_writer or not self.force:
+            plan.require_fits(force=self.force)
 
     async def _run(self, directory: RunDirectory) -> dict[str, Any]:
         self.require_names()
-        self._require_memory()
+        self.require_memory()
         from rllm.trainer.policies import create_initial_models, load_initial_models, sampler_models
         from rllm.trainer.samplers import PolicyClient, open_client
         from rllm.trainer.teacher import teacher_of
