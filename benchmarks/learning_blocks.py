@@ -15,6 +15,7 @@ from typing import Any
 
 from rllm.build.configs import training_config
 from rllm.config.loader import config_dict
+from rllm.config.open_keys import MEMORY_KEYS, OPEN_KEYS
 from rllm.config.schema import TrainConfig
 from rllm.eval.catalogue import benchmark_named, benchmarks
 from rllm.trainer.defaults import model_facts, settle_for_model
@@ -39,13 +40,14 @@ def settings_of_task(name: str, assignments: tuple[str, ...] = ()) -> dict[str, 
 
 
 def has_changed(measured: Mapping[str, Any], shipped: Mapping[str, Any]) -> bool:
-    """Whether a run would now be another one; a key that came since, at its default, changes nothing."""
+    """Whether a run would now be another one; a key that came since, at its default, changes nothing, nor
+    does one that a run chooses by the memory of its machine."""
     config = TrainConfig()
     settle_for_model(config, model_facts(config.model.path))
     defaults = json.loads(json.dumps(_flat(config_dict(config))))
+    compared = {*measured, *shipped} - {key for key in MEMORY_KEYS if shipped.get(key) == OPEN_KEYS[key]}
     return any(
-        shipped.get(key, defaults.get(key)) != measured.get(key, defaults.get(key))
-        for key in {*measured, *shipped}
+        shipped.get(key, defaults.get(key)) != measured.get(key, defaults.get(key)) for key in compared
     )
 
 
