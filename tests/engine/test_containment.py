@@ -13,9 +13,9 @@ import pytest
 
 from rllm.engine import containment
 from rllm.engine.agent_workflow import AgentWorkflowEngine
-from rllm.inference.episode_clock import EpisodeClock, EpisodeLimits
 from rllm.inference.scripted import ScriptedClient
 from rllm.types.episode import Episode, Outcome, Step, TerminationReason, Trajectory
+from rllm.types.episode_clock import EpisodeClock, EpisodeLimits
 from rllm.types.messages import Message
 from rllm.workflows.workflow import Workflow
 

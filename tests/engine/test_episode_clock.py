@@ -14,9 +14,9 @@ from rllm.environments.base import BaseEnv
 from rllm.errors import ConfigError
 from rllm.gateway.local import LocalPolicy
 from rllm.gateway.server import Gateway
-from rllm.inference.episode_clock import ClockEnd, EpisodeClock, EpisodeLimits, ModelPulse
 from rllm.inference.scripted import ScriptedClient
 from rllm.types.episode import Episode, Outcome, TerminationReason
+from rllm.types.episode_clock import ClockEnd, EpisodeClock, EpisodeLimits, ModelPulse
 from rllm.types.task import AgentConfig, Task
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -241,6 +242,26 @@ async def test_a_harness_that_waits_is_stopped_and_what_it_left_is_judged(task: 
     assert (episode.outcome, episode.termination_reason) == (Outcome.TRUNCATED, TerminationReason.TIMEOUT)
     assert episode.info["cause"] == "my_agent had not ended after 5 s. Its last output: Press a key"
     assert episode.info["evaluation"]["reason"] == "the patch is empty"
+
+
+def test_a_door_stops_a_program_that_has_worked_for_its_time() -> None:
+    is_stopped = threading.Event()
+
+    class Inside:
+        def listen(self, port: int, *, datagrams: bool = False) -> socket.socket:
+            if not datagrams:
+                return socket.create_server(("127.0.0.1", 0))
+            made = socket.socket(type=socket.SOCK_DGRAM)
+            made.bind(("127.0.0.1", 0))
+            return made
+
+        def stop(self) -> None:
+            is_stopped.set()
+
+    inside: Any = Inside()
+    with door.Door(inside, "http://127.0.0.1:9/sessions/a/v1", work_s=0.01) as opened:
+        is_stopped.wait()
+        assert opened.is_out_of_time
 
 
 ASKS = """

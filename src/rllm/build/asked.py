@@ -8,8 +8,8 @@ from rllm.build.configs import ProgramNames
 from rllm.build.providers import ModelPlace
 from rllm.data.row_filter import RowFilter
 from rllm.errors import ConfigError
-from rllm.inference.episode_clock import MODEL_TIMEOUT_S
 from rllm.types.chat_forms import OWN_FORM, ChatForm
+from rllm.types.episode_clock import MODEL_TIMEOUT_S
 from rllm.types.task import Task
 from rllm.workflows.workers import OpenWorkers
 

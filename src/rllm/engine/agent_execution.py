@@ -46,8 +46,8 @@ from rllm.engine.world import made_of
 from rllm.environments.base import BaseEnv
 from rllm.errors import ConfigError
 from rllm.inference.client import ModelClient, ModelSession
-from rllm.inference.episode_clock import MODEL_TIMEOUT_S, ModelPulse
 from rllm.types.episode import Episode, Outcome, Trajectory
+from rllm.types.episode_clock import MODEL_TIMEOUT_S, ModelPulse
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, row_of, task_id_of
 

@@ -36,7 +36,6 @@ from rllm.engine.workflow_attempt import (
 )
 from rllm.errors import ConfigError
 from rllm.inference.call_retries import CallPatience
-from rllm.inference.episode_clock import MODEL_TIMEOUT_S
 from rllm.inference.rollout_engine import (
     DEFAULT_POLICY,
     Client,
@@ -48,6 +47,7 @@ from rllm.inference.rollout_engine import (
 )
 from rllm.types.budget import TokenBudget
 from rllm.types.episode import Episode, Outcome
+from rllm.types.episode_clock import MODEL_TIMEOUT_S
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, task_id_of
 from rllm.workflows.workers import WorkerRunner

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rllm.inference.episode_clock import EpisodeClock
+from rllm.types.episode_clock import EpisodeClock
 
 GRACE_S = 1.0
 """The time that a coroutine has to end when it is told to."""

@@ -28,7 +28,7 @@ from inspect import isawaitable
 from typing import Any
 
 from rllm.engine.frames import frames_of_task, frames_of_thread, frames_text
-from rllm.inference.episode_clock import EpisodeClock, EpisodeLimits
+from rllm.types.episode_clock import EpisodeClock, EpisodeLimits
 
 GRACE_S = 1.0
 

@@ -38,11 +38,11 @@ from rllm.environments.base import StepResult
 from rllm.errors import ActionError, AgentError, ContextLengthError, RewardError, error_text
 from rllm.inference.call_retries import CallPatience, answer_of
 from rllm.inference.client import ModelClient, ModelSession, Tools, takes_tools
-from rllm.inference.episode_clock import EpisodeClock, EpisodeLimits, ModelPulse
 from rllm.inference.reading import no_tools
 from rllm.types.budget import BudgetExceeded, BudgetMeter, TokenBudget
 from rllm.types.draws import draw_seed
 from rllm.types.episode import Action, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
+from rllm.types.episode_clock import EpisodeClock, EpisodeLimits, ModelPulse
 from rllm.types.judgements import finite_number
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams
 from rllm.types.task import EpisodeId

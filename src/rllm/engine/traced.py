@@ -44,17 +44,17 @@ from rllm.errors import (
     SandboxError,
     error_text,
 )
-from rllm.inference.episode_clock import (
+from rllm.rewards.evaluator import Evaluator, as_evaluator
+from rllm.types.call_budget import REASONS, CallBudget
+from rllm.types.draws import draw_seed
+from rllm.types.episode import Episode, Outcome, TerminationEvent, TerminationReason
+from rllm.types.episode_clock import (
     MODEL_TIMEOUT_S,
     ClockEnd,
     EpisodeClock,
     EpisodeLimits,
     ModelPulse,
 )
-from rllm.rewards.evaluator import Evaluator, as_evaluator
-from rllm.types.call_budget import REASONS, CallBudget
-from rllm.types.draws import draw_seed
-from rllm.types.episode import Episode, Outcome, TerminationEvent, TerminationReason
 from rllm.types.evaluation import EvalOutput
 from rllm.types.judgements import finite_number
 from rllm.types.messages import SamplingParams
@@ -330,7 +330,8 @@ class _Attempt:
                 "task_id": identity.task_id,
                 "attempt": identity.attempt,
                 "purpose": purpose,
-                "timeout_s": engine.limits.wall_s or engine.limits.work_s,
+                "timeout_s": engine.limits.work_s,
+                "wall_timeout_s": engine.limits.wall_s,
             },
             is_validation=bool(purpose) and not purpose.startswith(TRAINING),
             # `top_k` is set for the session and no keyword of OpenAI's client, which programs pass these to.

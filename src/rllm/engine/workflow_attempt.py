@@ -27,10 +27,10 @@ from rllm.engine.settings import copy_of
 from rllm.engine.step_claims import claim_steps
 from rllm.errors import AgentError, ConfigError, InferenceError, error_text, shorten
 from rllm.inference.call_retries import CallPatience
-from rllm.inference.episode_clock import ClockEnd, EpisodeClock, EpisodeLimits, ModelPulse
 from rllm.inference.rollout_engine import Client, RoleSettings, RolloutEngine
 from rllm.types.budget import BudgetExceeded, TokenBudget
 from rllm.types.episode import Episode, Outcome, Step, TerminationEvent, TerminationReason, Trajectory
+from rllm.types.episode_clock import ClockEnd, EpisodeClock, EpisodeLimits, ModelPulse
 from rllm.types.judgements import finite_number
 from rllm.types.messages import SamplingParams
 from rllm.types.task import EpisodeId, Task, row_of

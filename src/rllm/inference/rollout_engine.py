@@ -21,13 +21,13 @@ from rllm.errors import AgentError, ConfigError, ContextLengthError, InferenceEr
 from rllm.inference.branches import BranchConversation, Branches
 from rllm.inference.call_retries import CallPatience, answer_of
 from rllm.inference.client import ModelClient, ModelSession, TokenClient, takes_tools
-from rllm.inference.episode_clock import EpisodeClock
 from rllm.inference.reading import as_it_may_come_back, no_tools, parsed_text, read_into
 from rllm.rendering.answers import without_thoughts
 from rllm.rendering.conversations import ConversationTree
 from rllm.types.budget import BudgetExceeded, BudgetMeter, TokenBudget
 from rllm.types.draws import draw_seed
 from rllm.types.episode import TerminationEvent, TerminationReason
+from rllm.types.episode_clock import EpisodeClock
 from rllm.types.messages import Message, ModelOutput, SamplingParams
 
 Client = ModelClient | TokenClient

@@ -5,6 +5,7 @@
                    ──► proxy or another path ──► refused, and remembered
                    ──► 127.0.0.1:53 ──► "there is no such name", and remembered
     the gateway ──► 403, its budget is used up ──► a few seconds to end by itself, then it is stopped
+    its own time is up, model calls not counted ──► it is stopped
 
 The sandbox has a network of its own with nothing but a loopback in it. The two sockets are made in there and
 answered here, so nothing has to run inside, and an address that is not this door's is one that nobody has.
@@ -13,11 +14,12 @@ answered here, so nothing has to run inside, and an address that is not this doo
 import asyncio
 import json
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Self, cast
 from urllib.parse import urlsplit
 
 from rllm.sandbox.base import Sandbox
+from rllm.types.episode_clock import EpisodeClock, EpisodeLimits
 
 PORT = 61001
 """Above those that Linux gives to outgoing connections."""
@@ -45,9 +47,13 @@ _NO_SUCH_NAME = b"\x81\x83"
 class Door:
     """Answers one sandbox while it is open; `with Door(sandbox, base_url) as door`."""
 
-    def __init__(self, sandbox: Sandbox, base_url: str) -> None:
-        """`base_url` is the session's, as programs on this machine get it."""
+    def __init__(self, sandbox: Sandbox, base_url: str, *, work_s: float | None = None) -> None:
+        """`base_url` is the session's, as programs on this machine get it. `work_s`: what the program may
+        take for itself, from now on."""
         self._sandbox = sandbox
+        self._work_s = work_s
+        self.is_out_of_time = False
+        """Whether it was stopped because it had worked for so long."""
         there = urlsplit(base_url)
         assert there.hostname is not None, "a gateway says where it listens"
         assert there.port is not None, "and at which port"
@@ -106,8 +112,11 @@ class Door:
         self._names.setblocking(False)
         transport, _ = await loop.create_datagram_endpoint(lambda: _Names(self), sock=self._names)
         server = await asyncio.start_server(self._serve_connection, sock=self._calls, limit=_LONGEST_LINE)
+        self._clock = EpisodeClock(EpisodeLimits(work_s=self._work_s))
+        self._clock.begin(self._end_work)
         self._is_serving.set()
         await self._stop.wait()
+        self._clock.stop()
         if self._last_refusal is not None:
             self._last_refusal.cancel()
         transport.close()
@@ -129,7 +138,10 @@ class Door:
                 is_call = line.startswith(b"POST ") and target.partition(b"?")[0].endswith(_CALLS)
                 self.num_calls += is_call
                 their_writer.write(line + _CLOSE)
-                await asyncio.gather(_pump(reader, their_writer), self._answer(their_reader, writer, is_call))
+                with self._clock.call() if is_call else nullcontext():
+                    await asyncio.gather(
+                        _pump(reader, their_writer), self._answer(their_reader, writer, is_call)
+                    )
             finally:
                 their_writer.close()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -151,6 +163,10 @@ class Door:
             self._last_refusal = asyncio.get_running_loop().call_later(END_S, self._sandbox.stop)
         writer.write(start)
         await _pump(reader, writer)
+
+    def _end_work(self) -> None:
+        self.is_out_of_time = True
+        self._sandbox.stop()
 
     def _is_session(self, target: bytes) -> bool:
         rest = target.removeprefix(self._session_path)

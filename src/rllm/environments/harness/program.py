@@ -57,8 +57,16 @@ class Harness:
         assert self._mounts is not None, "`install` has set them"
         world = world_of_row(task.metadata, memory_mb=self.spec.memory_mb, **LIMITS)
         with world.open(mounts=self._mounts) as sandbox:
-            with Door(sandbox, config.base_url) as door:
+            left_s = config.metadata.get("timeout_s", self.spec.wall_s) - (time.monotonic() - started_s)
+            if left_s <= PATCH_S:
+                raise AgentError(
+                    f"Setting up the world of {world.task.instance_id} left {left_s:.0f} s of the episode's "
+                    "time."
+                )
+            with Door(sandbox, config.base_url, work_s=left_s - PATCH_S) as door:
                 result, wall_s = self._run(sandbox, door, world, config, started_s)
+                if door.is_out_of_time:
+                    result, wall_s = replace(result, status=Status.TIMEOUT), left_s - PATCH_S
             if door.num_calls == door.num_refused_calls:
                 cause = self._cause(world, result, door.refused_places, wall_s)
                 refusal = f"All its calls were refused ({door.first_refusal[:_REFUSAL_CHARS]})"
@@ -71,12 +79,9 @@ class Harness:
         self, sandbox: Sandbox, door: Door, world: SWEWorld, config: AgentConfig, started_s: float
     ) -> tuple[ExecResult, float]:
         """Run the command in the sandbox. Returns its result and the seconds that it had."""
-        left_s = config.metadata.get("timeout_s", self.spec.wall_s) - (time.monotonic() - started_s)
-        wall_s = min(self.spec.wall_s, left_s - PATCH_S)
-        if wall_s <= 0:
-            raise AgentError(
-                f"Setting up the world of {world.task.instance_id} left {left_s:.0f} s of the episode's time."
-            )
+        wall_s = self.spec.wall_s
+        if limit_s := config.metadata.get("wall_timeout_s"):
+            wall_s = max(1.0, min(wall_s, limit_s - (time.monotonic() - started_s) - PATCH_S))
         processes = self.spec.with_values(
             {
                 "task": self.spec.prompt.replace("{issue}", world.task.problem_statement),

@@ -53,8 +53,8 @@ from rllm.gateway.server.prometheus import CONTENT_TYPE
 from rllm.gateway.server.published import PublishedRoutes, worker_rows
 from rllm.gateway.server.responses import KeptResponses, delete_refused
 from rllm.gateway.server.sessions import MAX_IDLE_SESSIONS, Session, SessionRegistry
-from rllm.inference.episode_clock import EpisodeClock
 from rllm.types.call_budget import CallBudget
+from rllm.types.episode_clock import EpisodeClock
 from rllm.types.wire import Answer, CallRecord, CallRequest, Policy
 
 _Body = TypeVar("_Body")

@@ -19,8 +19,8 @@ from typing import Any
 from rllm.errors import RequestRefused, choices_of
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.server.budgets import SessionBudget
-from rllm.inference.episode_clock import EpisodeClock
 from rllm.types.call_budget import CallBudget, budget_problem
+from rllm.types.episode_clock import EpisodeClock
 from rllm.types.wire import CallRecord
 
 MAX_IDLE_SESSIONS = 4096
