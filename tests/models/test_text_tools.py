@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from rllm.cli.main import rllm as front_door
 from rllm.errors import ConfigError
 from rllm.models.builtin import create_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.rendering.text_tools import description_of
+from rllm.rendering.writing import AnswerWriter
+from rllm.store.episodes import EpisodeStore
 from rllm.types.chat_forms import ChatForm
 from rllm.types.messages import Message
 
@@ -99,6 +103,7 @@ def test_a_template_without_tools_offers_them_as_text_and_reads_calls_back(
     assert json.loads(answer.calls[0].arguments) == {"word": "fjord", "limit": 1}
     prompt = renderer.text_that_asks([ASK], TOOLS)
     assert description_of(TOOLS) in prompt
+    assert f"\nlook_up(word: string, limit: integer) {TOOLS[0]['function']['description']}\n" in prompt
     assert '{"name": "look_up", "arguments": {"word": "...", "limit": 1}}' in prompt
     assert "You are helpful." not in prompt
     text = renderer.text([ASK, CALL, RESULT], TOOLS)
@@ -148,3 +153,58 @@ def test_a_template_with_tools_keeps_its_own_form_unless_text_is_chosen(native: 
     )
     assert description_of(TOOLS) not in own
     assert description_of(TOOLS) in text
+
+
+def test_a_demonstrated_call_is_written_as_the_model_is_to_write_it(directory: Path) -> None:
+    renderer = ChatRenderer(tokenizer := HuggingFaceTokenizer(directory))
+    end_id = tokenizer.encode("<|end|>")[0]
+    ids = AnswerWriter(renderer, (end_id,), end_id).ids([ASK], CALL, TOOLS)
+    assert (tokenizer.decode(ids[:-1]), ids[-1]) == (f"{CALL['content']}\n{CALL_TEXT}", end_id)
+
+
+def test_a_tool_agent_is_trained_from_a_model_whose_template_has_no_tools(
+    native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    _with_template(native, tmp_path / "model", WITH_SYSTEM)
+    settings = (
+        *("steps=1", "warm_start.steps=1", "warm_start.episodes_per_step=2", "threads=1"),
+        *(
+            "rollout.tasks_per_step=2",
+            "rollout.group_size=2",
+            "rollout.max_turns=2",
+            "rollout.num_parallel=4",
+        ),
+        *("inference.max_context=1024", "inference.num_slots=4", "rollout.max_tokens_per_turn=96"),
+        *("evaluation.num_tasks=2", "evaluation.every_steps=0"),
+    )
+    words = ["train", "calculator", "--model", "model", "--recipe", "scratch", "--output", "run"]
+    for each in settings:
+        words += ["--set", each]
+    ended = CliRunner().invoke(front_door, words, prog_name="rllm", catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    with EpisodeStore.open(tmp_path / "run" / "store.sqlite", read_only=True) as store:
+        episode = next(iter(store.episodes("train", 0)))
+    prompt = HuggingFaceTokenizer(tmp_path / "model").decode(episode.trajectories[0].steps[0].prompt_ids)
+    assert "add(a: integer|number|string, b: integer|number|string)" in prompt
+    assert "<tool_call>" in prompt
+
+
+def test_parameters_are_told_by_their_types() -> None:
+    function = {
+        "name": "find",
+        "description": "Find rows.",
+        "parameters": {
+            "properties": {
+                "table": {"type": "string", "enum": ["users", "orders"]},
+                "ids": {"type": "array", "items": {"type": "integer"}, "description": "Their numbers."},
+                "where": {"type": "object", "properties": {"x": {"type": "number"}}},
+            },
+            "required": ["table"],
+        },
+    }
+    first, second, *_ = description_of([{"type": "function", "function": function}]).splitlines()[1:]
+    where = '{"type": "object", "properties": {"x": {"type": "number"}}}'
+    assert first == f'find(table: "users"|"orders", ids?: list of integer, where?: {where}) Find rows.'
+    assert second == "  ids: Their numbers."

@@ -1,6 +1,6 @@
 """Tools for chat templates that have none: described in the system message, called and answered in text.
 
-    tools    ──► system message: one JSON object a line, and how a call is written
+    tools    ──► system message: a signature each, and how a call is written
     a call   ──► <tool_call>{"name": …, "arguments": {…}}</tool_call> in the text of the assistant
     results  ──► <tool_response>…</tool_response> in a message of the user
 
@@ -17,6 +17,8 @@ from rllm.types.messages import Message
 SYSTEM_ROLES = ("system", "developer")
 _EXAMPLES: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
 _PLACEHOLDER = "..."
+_NESTING, _FOR_SHOW = {"properties", "oneOf", "allOf", "$ref"}, {"description", "title"}
+"""Keys of a schema that is more than a type, and keys that say nothing of values."""
 
 
 def with_tools_as_text(
@@ -47,7 +49,7 @@ def with_tools_as_text(
 def description_of(tools: Sequence[Mapping[str, Any]]) -> str:
     """The text that tells a model its tools and how to call them, with a call of the first one."""
     functions = [tool["function"] for tool in tools]
-    listed = "\n".join(_as_json(_listed(function)) for function in functions)
+    listed = "\n".join(map(_signature, functions))
     example = _call_text(functions[0]["name"], _example_arguments(functions[0]))
     return (
         f"You can call these tools:\n{listed}\n\nTo call a tool, write its name and arguments like this:\n"
@@ -55,8 +57,39 @@ def description_of(tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _listed(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: function[name] for name in ("name", "description", "parameters") if function.get(name)}
+def _signature(function: Mapping[str, Any]) -> str:
+    """`name(parameter: type, …) description`, with a line for each parameter that is described: a small model
+    reads half as many tokens as of the schema."""
+    schema: Mapping[str, Any] = function.get("parameters") or {}
+    properties: Mapping[str, Any] = schema.get("properties") or {}
+    required = schema.get("required") or ()
+    parameters = [
+        f"{name}{'' if name in required else '?'}: {_type_text(each)}" for name, each in properties.items()
+    ]
+    head = f"{function['name']}({', '.join(parameters)}) {function.get('description') or ''}".rstrip()
+    return "\n".join([head, *(f"  {name}: {text}" for name, text in _descriptions(properties))])
+
+
+def _descriptions(properties: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for name, schema in properties.items():
+        if isinstance(schema, Mapping) and schema.get("description"):
+            yield name, str(schema["description"])
+
+
+def _type_text(schema: Any) -> str:
+    """The type of a parameter in a few words; its whole schema where that is more than a type."""
+    if not isinstance(schema, Mapping):
+        return "any"
+    if "enum" in schema:
+        return "|".join(map(_as_json, schema["enum"]))
+    if options := schema.get("anyOf"):
+        return "|".join(dict.fromkeys(map(_type_text, options)))
+    kind = schema.get("type", "any")
+    if kind == "array":
+        return f"list of {_type_text(schema.get('items'))}"
+    if isinstance(kind, str) and not _NESTING & schema.keys():
+        return kind
+    return _as_json({name: value for name, value in schema.items() if name not in _FOR_SHOW})
 
 
 def _example_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
