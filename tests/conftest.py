@@ -7,6 +7,7 @@ subprocesses that tests start inherit it.
 import gc
 import itertools
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ os.environ.update(
     HF_HUB_DISABLE_TELEMETRY="1",
     MPLBACKEND="Agg",
 )
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers 80, to which sentences would be folded
 
@@ -96,15 +100,25 @@ def _no_curve_is_drawn() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def bubblewrap() -> str:
-    """The sandbox that commands take by default; the test is skipped where it is not installed."""
+    """The sandbox that commands take by default; the test is skipped where it cannot be used."""
+    return _usable_sandbox("bubblewrap")
+
+
+@pytest.fixture(scope="session")
+def unshare() -> str:
+    """The sandbox of util-linux; the test is skipped where it cannot be used."""
+    return _usable_sandbox("unshare")
+
+
+def _usable_sandbox(name: str) -> str:
     from rllm.errors import ConfigError
     from rllm.sandbox import require_backend
 
     try:
-        require_backend("bubblewrap")
+        require_backend(name)
     except ConfigError as error:
         pytest.skip(str(error))
-    return "bubblewrap"
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 import torch
 from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 SPECIAL = ("<|end|>", "<|begin|>", "<tool>")
 MERGES = ("t h", "th e", "Ġ the", "1 2")
@@ -25,6 +26,25 @@ SIZES: dict[str, Any] = {
 }
 """Settings of a configuration of transformers; the vocabulary is `len(tokens())`."""
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+CONFIGS: dict[str, Any] = {
+    "llama": lambda sizes: LlamaConfig(**sizes, tie_word_embeddings=True),
+    "llama3": lambda sizes: LlamaConfig(**sizes, rope_parameters=LLAMA3),
+    "qwen2": lambda sizes: Qwen2Config(**{**sizes, "head_dim": 8}),
+    "qwen3": lambda sizes: Qwen3Config(**sizes, tie_word_embeddings=True),
+    "gemma3": lambda sizes: Gemma3TextConfig(
+        **{**sizes, "num_hidden_layers": 7}, sliding_window=8, query_pre_attn_scalar=8
+    ),
+}
+PROMPT = "the cat is at 12 and 123 <tool>\n  the end"
+
 
 def tokens() -> list[str]:
     return [
@@ -32,6 +52,16 @@ def tokens() -> list[str]:
         *sorted(pre_tokenizers.ByteLevel.alphabet()),
         *(merge.replace(" ", "") for merge in MERGES),
     ]
+
+
+def random_model(family: str) -> Any:
+    """Return a model of transformers of one of `CONFIGS`."""
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family]({**SIZES, "vocab_size": len(tokens())})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.2)  # norms and biases too, so that none can be forgotten
+    return model
 
 
 def write_gguf(path: Path, reference: Any, architecture: str, *, pre: str = "qwen2") -> Path:

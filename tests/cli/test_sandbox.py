@@ -19,6 +19,7 @@ def _program(tmp_path: Path, source: str) -> str:
     return str(path)
 
 
+@pytest.mark.usefixtures("unshare")
 @pytest.mark.parametrize(
     ("source", "status", "code"),
     [
@@ -44,6 +45,7 @@ def test_every_end_is_reported_with_exit_code_0(
     assert said["truncated"] == (status == "output_limit")
 
 
+@pytest.mark.usefixtures("unshare")
 def test_a_program_reads_what_it_is_given(rllm: Rllm, tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_text("21\n")
     program = _program(tmp_path, "print(int(input()) * 2)")
@@ -51,12 +53,14 @@ def test_a_program_reads_what_it_is_given(rllm: Rllm, tmp_path: Path) -> None:
     assert json.loads(rllm("sandbox", "run", program, *words).stdout)["stdout"] == "42\n"
 
 
+@pytest.mark.usefixtures("unshare")
 def test_a_mark_of_byte_order_is_no_part_of_a_program(rllm: Rllm, tmp_path: Path) -> None:
     program = _program(tmp_path, "\ufeffprint('read')")
     ended = rllm("sandbox", "run", program, "--backend", "unshare", "--json")
     assert json.loads(ended.stdout)["stdout"] == "read\n"
 
 
+@pytest.mark.usefixtures("unshare")
 def test_a_terminal_is_not_steered(rllm: Rllm, tmp_path: Path) -> None:
     program = _program(tmp_path, r"print('\x1b]0;owned\x07\x1b[2J \u202e\x9b31m done')")
     shown = rllm("sandbox", "run", program, "--backend", "unshare").stdout
@@ -109,7 +113,7 @@ def test_a_missing_backend_is_an_error_with_its_mend_and_never_another_backend(
         (["--memory-mb", "99999999999999"], "at most"),
         (["--memory-mb", "1"], "memory_mb"),
         (["--backend", "firejail"], "firejail"),
-        (["--backend", "unshare", "--image", "x"], "docker"),
+        (["--backend", "subprocess", "--image", "x"], "docker"),
     ],
 )
 def test_bad_usage_ends_with_2(rllm: Rllm, tmp_path: Path, words: list[str], part: str) -> None:
@@ -132,6 +136,7 @@ def test_the_list_says_what_works_here(rllm: Rllm) -> None:
     assert json.loads(rllm("sandbox", "reap", "--json").stdout)["removed"] >= 0
 
 
+@pytest.mark.usefixtures("unshare")
 def test_a_program_may_be_given_packages_that_are_installed(rllm: Rllm, tmp_path: Path) -> None:
     program = _program(tmp_path, "import numpy; print(numpy.arange(4).sum())")
     words = ["--backend", "unshare", "--package", "numpy", "--json"]

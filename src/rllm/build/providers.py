@@ -3,6 +3,7 @@
     "runs/lake-seed0", "qwen3/", "builtin:tiny"  ──► here: a run, a directory, a built-in model
     "judge"                                      ──► what `rllm model setup` kept under that name
     "openai:gpt-5-mini"                          ──► that model there, with the key in OPENAI_API_KEY
+    "model.gguf"                                 ──► a GGUF file, read as a model directory and kept
     "smollm2-135m-instruct"                      ──► a model of `rllm model pull`, fetched now and kept
     "Qwen/Qwen3-0.6B"                            ──► that model of the hub, fetched now and kept
                         resolve_model ──► ModelPlace ──► client()
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from rllm.build.gguf_files import SUFFIX, gguf_directory
 from rllm.build.model_pull import find_small_model, pull_model, small_models
 from rllm.build.model_settings import ModelEntry, ModelSettings, key_of
 from rllm.data.hub import hub_model, is_model_id
@@ -177,6 +179,8 @@ def resolve_model(
         )
     if name in entries:
         return place_of(entries[name])
+    if is_here and name.endswith(SUFFIX):
+        return ModelPlace(path=str(gguf_directory(Path(name))))
     if name.startswith(BUILTIN) or is_here:
         return ModelPlace(path=name)
     if find_small_model(name) is not None:

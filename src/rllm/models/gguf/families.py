@@ -101,6 +101,21 @@ FAMILIES = {
 }
 
 
+def gemma_query_scale(config: Mapping[str, Any], head_dim: int) -> int:
+    """Return `query_pre_attn_scalar` as llama.cpp takes it: of the 27B another one than of smaller models."""
+    if config["num_hidden_layers"] == 62:
+        return int(config["hidden_size"]) // int(config["num_attention_heads"])
+    return head_dim
+
+
+def gemma_layer_types(num_layers: int) -> list[str]:
+    """Return `layer_types` of Gemma 3, whose pattern no GGUF file writes down."""
+    return [
+        "full_attention" if (layer + 1) % GEMMA_PATTERN == 0 else "sliding_attention"
+        for layer in range(num_layers)
+    ]
+
+
 def llama3_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray:
     """Return [head_dim / 2] the divisors of the rotary frequencies of a Llama 3 with these `rope_parameters`.
 

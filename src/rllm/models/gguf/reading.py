@@ -19,15 +19,15 @@ from rllm.files.atomic import write_directory_atomic
 from rllm.models.directory import INDEX, write_weights_file
 from rllm.models.gguf.families import (
     FAMILIES,
-    GEMMA_PATTERN,
     GEMMA_WINDOW_THETA,
     ROTARY_FACTORS,
     Family,
+    gemma_layer_types,
+    gemma_query_scale,
     llama3_rope,
 )
 from rllm.models.gguf.tokenizer import end_token_ids, tokenizer_files
 
-SUFFIX = ".gguf"
 MAX_FILE_BYTES = 2 << 30
 """Size of one file of weights; a larger model is written to several."""
 
@@ -77,8 +77,8 @@ class GgufFile:
         return sorted({tensor.tensor_type.name for tensor in self.tensors.values() if len(tensor.shape) > 1})
 
 
-def import_gguf(path: Path, directory: Path) -> None:
-    """Write the model in a GGUF file as a model directory, which is replaced in one step.
+def import_gguf(path: Path, directory: Path) -> GgufFile:
+    """Write the model in a GGUF file as a model directory, which is replaced in one step. Returns the file.
 
     Raises ModelDirectoryError, naming the file and what is wrong with it.
     """
@@ -106,6 +106,7 @@ def import_gguf(path: Path, directory: Path) -> None:
         _write_weights(target, file, names)
 
     write_directory_atomic(directory, fill)
+    return file
 
 
 def read_gguf_config(file: GgufFile) -> dict[str, Any]:
@@ -149,19 +150,12 @@ def _plain_settings(file: GgufFile) -> dict[str, Any]:
 
 def _gemma_settings(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what Gemma 3 has beside the sizes. Layers and the scale of queries follow llama.cpp."""
-    num_layers = config["num_hidden_layers"]
-    is_27b = num_layers == 62
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": False,
-        "query_pre_attn_scalar": (
-            config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
-        ),
+        "query_pre_attn_scalar": gemma_query_scale(config, config["head_dim"]),
         "sliding_window": int(file.setting("attention.sliding_window")),
-        "layer_types": [
-            "full_attention" if (layer + 1) % GEMMA_PATTERN == 0 else "sliding_attention"
-            for layer in range(num_layers)
-        ],
+        "layer_types": gemma_layer_types(config["num_hidden_layers"]),
         "rope_parameters": {
             "full_attention": _rope(file),
             "sliding_attention": {
