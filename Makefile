@@ -157,8 +157,11 @@ learn: $(VENV)/.dev
 	$(BIN)/python benchmarks/learning.py $(if $(TASK),--task $(TASK)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SPLIT),--split $(SPLIT)); \
 	status=$$?; $(BIN)/python benchmarks/learning_tables.py && exit $$status
 
-# One file a run in benchmarks/results/learn_pretrained: commit them as they come; the same command goes on.
+# One file a run in benchmarks/results/learn_pretrained: commit them as they come; the same command goes on. Two of the
+# examples are written with a framework.
 learn-pretrained: $(VENV)/.dev
+	@$(PIP) install --upgrade pip
+	@$(PIP) install --group examples-langgraph --group examples-openai-agents
 	$(BIN)/python benchmarks/learn_pretrained.py $(if $(TASK),--task $(TASK)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SPLIT),--split $(SPLIT)); \
 	status=$$?; $(BIN)/python benchmarks/learning_tables.py && exit $$status
 

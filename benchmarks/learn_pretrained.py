@@ -6,7 +6,8 @@
     python benchmarks/learn_pretrained.py [--task NAME ...] [--seeds 60 61 62] [--hours 12]
     python benchmarks/learn_pretrained.py --task extract --seeds 7 --split validation        while developing
 
-A run that was stopped goes on, and one whose file is there is not repeated: commit the files as they come.
+A run that was stopped or failed goes on, and one whose file is there is not repeated: commit the files as
+they come.
 Only reported seeds on the test split are written there; others under --root.
 """
 
@@ -135,8 +136,6 @@ def result_of(block: PretrainedBlock, place: Path, seed: int, split: str) -> dic
     about = json.loads((place / "about.json").read_text())
     entry = {"task": block.name, "model": block.model, "seed": seed, "rllm": rllm.__version__, **about}
     entry |= {"machine": machine(), "files": block.settings}
-    if "failed" in about:
-        return entry
     run = place / "run"
     steps = [line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"]
     early = [line for line in steps if line["success"] < SIGNAL_UNTIL]
@@ -175,7 +174,7 @@ def share_different(episodes: list[Episode]) -> float:
     return len(answers) / len(episodes)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -186,7 +185,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=100.0, help="stop then, to go on another time")
     parser.add_argument("--root", type=Path, default=ROOT / "runs" / "learn_pretrained")
     parser.add_argument("--run", type=Path, help="train one task with one seed into this directory")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     by_name = blocks(options.model)
     if unknown := [name for name in options.task if name not in by_name]:
         raise ConfigError(f"There is no example `{unknown[0]}`; there are {', '.join(by_name)}.")
@@ -218,9 +217,13 @@ def run_campaign(options: argparse.Namespace, chosen: list[PretrainedBlock]) -> 
             block, seed, f"[{number}/{num_runs}] {block.name}, seed {seed}", campaign.limit_s
         ):
             return 2
+        about = place / "about.json"
+        if "failed" in json.loads(about.read_text()):  # it has been said; the same command tries again
+            about.unlink()
+            status = 1
+            continue
         results.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(result_of(block, place, seed, options.split), indent=1) + "\n")
-        status = max(status, int("failed" in json.loads(path.read_text())))
     return status
 
 

@@ -53,8 +53,6 @@ def _row(page: Path, run: Mapping[str, Any]) -> str:
     _, way, turns = ABOUT[run["task"]]
     link = os.path.relpath(EXAMPLES / f"{run['task']}.py", page.parent)
     start = f"| [{run['task']}]({link}) | {way} | {turns} | {run['seed']} "
-    if "failed" in run:
-        return f"{start}| failed: {run['failed']} | | | | | | | |"
     weakest = min(run["kinds"], key=lambda kind: run["kinds"][kind][1])
     cells = [
         f"{_figure(run['start'])} ({run['start_greedy']['value']:.0f})",

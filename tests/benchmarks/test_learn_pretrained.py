@@ -52,10 +52,8 @@ def test_a_run_has_one_file_with_its_figures(
     assert "partial: 1 of 24 runs" in page
 
 
-def test_a_run_that_failed_and_a_trial_without_training_have_a_row(scripts: dict[str, ModuleType]) -> None:
+def test_a_trial_without_training_has_a_row(scripts: dict[str, ModuleType]) -> None:
     tables = scripts["pretrained_tables"]
-    failed: dict[str, Any] = {"task": "sql", "seed": 60, "failed": "no sandbox", "commit": "abc"}
-    assert "failed: no sandbox" in tables.learned_table(BENCHMARKS, [failed])
     trial = {"task": "sql", "setting": "as it is", "steps": 0, "before": 0.05, "cpu_s": 46}
     cells = [cell.strip() for cell in tables.screen_table([trial]).splitlines()[-1].split("|")]
     assert cells[1:7] == ["sql", "as it is", "0", "5 → -", "-", "46"]
@@ -64,3 +62,23 @@ def test_a_run_that_failed_and_a_trial_without_training_have_a_row(scripts: dict
 def test_every_example_is_described(scripts: dict[str, ModuleType]) -> None:
     script = scripts["learn_pretrained"]
     assert set(scripts["pretrained_tables"].ABOUT) == set(script.blocks("any")) == set(script.CONSTANTS)
+
+
+def test_a_run_that_failed_has_no_file_and_is_tried_again(
+    scripts: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = scripts["learn_pretrained"]
+    words = [
+        "--task",
+        "lights",
+        "--seeds",
+        "7",
+        "--split",
+        "validation",
+        "--model",
+        str(tmp_path / "nothing"),
+    ]
+    for _ in range(2):
+        assert script.main([*words, "--root", str(tmp_path)]) == 1
+        assert "FAILED" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
