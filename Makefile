@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip $(QUIET)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking check docs notebook pictures bench bench-report gpu learn learn-pretrained algorithms swe-tasks mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking test-pretrained check docs notebook pictures bench bench-report gpu learn learn-pretrained algorithms swe-tasks mutate lock clean
 
 help:
 	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
@@ -37,6 +37,7 @@ help:
 	@echo 'make test-published  programs in the style of published rLLM, each as its users start it, with its framework'
 	@echo 'make test-web  websites and `rllm view` in a real Chromium, which is installed where there is none'
 	@echo 'make test-tracking  numbers to TensorBoard, Weights & Biases, MLflow and Trackio, offline, in their real packages'
+	@echo 'make test-pretrained  every command with a real model of 135 M parameters, which is fetched once (100 MB); ten minutes'
 	@echo 'make test-adapters  environments of other libraries, played by their real packages, in an environment of their own'
 	@echo 'make test-browsergym  BrowserGym itself, in an environment of its own'
 	@echo 'make check     format, lint and types'
@@ -119,6 +120,10 @@ test-web: $(VENV)/.dev
 
 test-tracking: .venv-tracking/.made
 	.venv-tracking/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/tracking/test_sinks.py
+
+# The model is kept in RLLM_TEST_HOME, by default ~/.cache/rllm-tests.
+test-pretrained: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 0 -m '' tests/pretrained
 
 # Their pins agree with each other and not with ours, so what is locked lies on top of .venv.
 test-adapters: .venv-adapters/.made
