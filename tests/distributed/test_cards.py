@@ -24,7 +24,7 @@ from rllm.distributed.launch import free_port
 from rllm.distributed.torch_ranks import TorchRanks
 from rllm.errors import ConfigError
 from rllm.models import devices
-from rllm.trainer import distribution, memory_plan
+from rllm.trainer import distribution, fitting, memory_plan
 from rllm.trainer.backends import sharded_weights
 from rllm.trainer.backends.sharding import computing_device
 from rllm.trainer.defaults import settle_defaults
@@ -166,6 +166,7 @@ def test_the_plan_counts_a_card_for_each_process_and_one_memory_for_all_on_a_pro
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(devices, "free_accelerator_bytes", lambda device: 10**9)
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: 10**9)  # so that both have as many slots
     plans = {
         device: memory_plan.memory_plan(
             settled({"model": {"device": device, "dtype": "float32"}}), num_ranks=2, num_local_ranks=2

@@ -12,7 +12,6 @@ import torch
 from rllm.config.schema import ModelConfig
 from rllm.errors import ConfigError
 from rllm.models import devices
-from rllm.models.directory import require_device
 
 
 def test_as_many_threads_as_cores_are_left_to_the_process() -> None:
@@ -77,4 +76,4 @@ def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch, "empty", refuse)
     with pytest.raises(ConfigError, match=r"'cuda'.*too old \(found version 11040\)"):
-        require_device("cuda")
+        devices.require_device("cuda")

@@ -85,13 +85,29 @@ def gpu_number(device: str) -> int:
     return 0 if number is None else number
 
 
+def require_device(device: str) -> None:
+    """Raises ConfigError for one that this machine does not have."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts where its build has no CUDA
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"`model.device` is {device!r}, which this machine cannot use ({reason}); set it to `cpu`."
+        ) from error
+
+
 def accelerator_bytes(device: str) -> int:
-    """Memory of a CUDA device."""
+    """Memory of a CUDA device. Raises ConfigError for one that is not there."""
+    require_device(device)
     return torch.cuda.get_device_properties(torch.device(device)).total_memory
 
 
 def free_accelerator_bytes(device: str) -> int:
-    """Memory of a CUDA device that is free, or that this process keeps for later use."""
+    """Memory of a CUDA device that is free, or that this process keeps for later use.
+
+    Raises ConfigError for one that is not there.
+    """
+    require_device(device)
     number = torch.device(device)
     free, _ = torch.cuda.mem_get_info(number)
     return free + torch.cuda.memory_reserved(number)

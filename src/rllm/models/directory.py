@@ -20,6 +20,7 @@ from torch import Tensor
 from rllm.errors import ArchitectureError, ConfigError, ModelDirectoryError
 from rllm.files.atomic import MANIFEST, write_directory_atomic
 from rllm.models.decoder import Attend, Decoder, DecoderShape
+from rllm.models.devices import require_device
 from rllm.models.foreign import json_object, read_config, require_no_code
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.models.unused_rows import mask_unused_rows
@@ -269,17 +270,6 @@ def _attention_sizes(model: CausalModel, directory: Path) -> tuple[int, int, int
     except (RuntimeError, ValueError, LookupError, ArithmeticError, TypeError) as error:
         raise ModelDirectoryError(
             f"{directory}: config.json describes a model that does not compute: {error}"
-        ) from error
-
-
-def require_device(device: str) -> None:
-    """Raises ConfigError for one that this machine does not have."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch asserts where its build has no CUDA
-        reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"`model.device` is {device!r}, which this machine cannot use ({reason}); set it to `cpu`."
         ) from error
 
 

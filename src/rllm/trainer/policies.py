@@ -23,13 +23,12 @@ from rllm.distributed import ALONE, RankGroup
 from rllm.errors import ConfigError
 from rllm.inference.local.client import LocalClient
 from rllm.models.builtin import PRESETS, create_model
-from rllm.models.devices import dtype_named, require_number_type, use_threads
+from rllm.models.devices import dtype_named, require_device, require_number_type, use_threads
 from rllm.models.directory import (
     LoadedModel,
     load_model,
     parameters_sha256,
     reads_images,
-    require_device,
     require_servers_read_images,
     save_model,
     write_index,
