@@ -1,6 +1,6 @@
 """Every command on a real pretrained model, as a user types it: a few steps each, minutes in all.
 
-    smollm2 ─┬─► train ──► eval, runs show, serve, transformers
+    smollm2 ─┬─► train ──► eval, runs show, serve, transformers, GGUF
              └─► sft, dpo, distill ──► transformers
 
 `make test-pretrained` runs these. They say that the commands fit together, nothing of how much is learned.
@@ -131,6 +131,12 @@ def test_a_trained_run_is_served_to_openais_client(trained: Path, folder: Path) 
 
 def test_a_trained_run_is_read_by_transformers(trained: Path) -> None:
     assert "12" in answer_of_transformers(trained / "model")
+
+
+def test_a_trained_run_is_exported_as_a_gguf_file_and_read_again(trained: Path, folder: Path) -> None:
+    run_rllm(folder, "model", "export", trained, "--gguf", "run.gguf")
+    run_rllm(folder, "model", "import", "run.gguf", "again")
+    assert answer_of_transformers(folder / "again") == answer_of_transformers(trained / "model")
 
 
 def test_it_learns_from_conversations(smollm2: Path, folder: Path) -> None:
