@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from rllm.cli.main import rllm as front_door
 from rllm.errors import ConfigError, ModelDirectoryError, RequestRefused
 from rllm.gateway.local import LocalPolicy
 from rllm.inference.local.client import LocalClient
@@ -126,6 +128,32 @@ def test_without_a_template_conversations_are_refused_with_the_flag(base: Path) 
     assert tokenizer.encode("SFFH")
     with pytest.raises(ModelDirectoryError, match=r"no chat template.*--chat-template plain\|chatml\|FILE"):
         ChatRenderer(tokenizer).render([ASK])
+
+
+def test_a_base_model_is_trained_with_a_named_template_and_keeps_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+
+    def rllm(*words: str) -> Any:
+        return CliRunner().invoke(front_door, list(words), prog_name="rllm", catch_exceptions=False)
+
+    settings = (
+        *("steps=1", "warm_start.steps=0", "threads=1", "evaluation.num_tasks=2", "evaluation.every_steps=0"),
+        *("rollout.tasks_per_step=2", "rollout.group_size=2", "rollout.max_turns=2"),
+        *("rollout.max_tokens_per_turn=4", "inference.max_context=512", "inference.num_slots=4"),
+    )
+    words = ["train", "frozenlake", "--model", str(base), "--recipe", "scratch", "--output", "run"]
+    for setting in settings:
+        words += ["--set", setting]
+    refused = rllm(*words)
+    assert refused.exit_code == 2
+    assert "--chat-template" in refused.output
+    assert rllm(*words, "--chat-template", "plain").exit_code == 0
+    assert "Assistant:" in (tmp_path / "run" / "model" / "chat_template.jinja").read_text()
+    measured = rllm("eval", "frozenlake", "--model", "run", "--max-examples", "2", "--json")
+    assert measured.exit_code == 0, measured.output
 
 
 class _Session:
