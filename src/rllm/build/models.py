@@ -1,6 +1,7 @@
 """The meaning of `--model`: a run, a model directory, or a built-in model that is made now."""
 
 import logging
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from rllm.files.home import rllm_home
 from rllm.models.facts import is_from_scratch
 from rllm.models.foreign import read_config
 from rllm.store.run_directory import RunDirectory, is_run
+from rllm.types.chat_forms import OWN_FORM, ChatForm
 
 if TYPE_CHECKING:
     from rllm.inference.local.client import LocalClient
@@ -53,6 +55,16 @@ def initial_model_path(model: str, base_url: str = "") -> str:
         )
     path = Path(place.path)
     return str(model_directory(path)) if not place.path.startswith(BUILTIN) and is_run(path) else place.path
+
+
+def form_for(path: Path, form: ChatForm) -> ChatForm:
+    """The form of conversations with the model at `path`: `form`, or where that is the model's own and `path`
+    is a run, the one that it was trained with."""
+    if form != OWN_FORM or str(path).startswith(BUILTIN) or not is_run(path):
+        return form
+    settings = RunDirectory.read(path).config().get("model") or {}
+    names = {field.name for field in fields(form)} - {"chat_template"}  # the trained model has that one
+    return ChatForm(**{name: settings[name] for name in names & settings.keys()})
 
 
 def model_directory(path: Path) -> Path:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rllm.build.models import form_for
 from rllm.config.loader import load_config
 from rllm.errors import ConfigError
 from rllm.gateway.local import LocalPolicy
@@ -14,7 +15,8 @@ from rllm.models.builtin import create_model
 from rllm.models.directory import load_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer
-from rllm.types.chat_forms import ChatForm
+from rllm.store.run_directory import RunDirectory
+from rllm.types.chat_forms import OWN_FORM, ChatForm
 from rllm.types.episode import CUT_THOUGHT, Step
 from rllm.types.messages import Message, SamplingParams
 from rllm.types.sample import NOT_SAMPLED
@@ -131,6 +133,17 @@ async def test_programs_are_told_of_a_cut_thought(thinkers: dict[str, Path]) -> 
     assert answer.choices[0].has_cut_thought
     assert len(model.tokenizer.encode(answer.choices[0].reasoning)) <= 8
     await client.close()
+
+
+def test_a_run_is_asked_in_the_form_that_it_was_trained_with(tmp_path: Path) -> None:
+    with RunDirectory.create_or_open(tmp_path / "run") as run:
+        run.write_config(
+            {"model": {"thinking": "off", "max_thinking_tokens": 5, "chat_template": "gone.jinja"}}
+        )
+    trained = ChatForm(thinking="off", max_thinking_tokens=5)
+    assert form_for(tmp_path / "run", OWN_FORM) == trained
+    assert form_for(tmp_path / "run", ChatForm(thinking="on")) == ChatForm(thinking="on")
+    assert form_for(tmp_path, OWN_FORM) == OWN_FORM
 
 
 def test_servers_close_no_thought() -> None:
