@@ -17,6 +17,7 @@ from rllm.inference.local.client import LocalClient
 from rllm.models.builtin import TinyModel, create_model
 from rllm.models.directory import LoadedModel, load_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
+from rllm.models.unused_rows import UNUSED_LOGIT, mask_unused_rows
 from rllm.trainer.backends.torch import TorchBackend
 from rllm.types.messages import SamplingParams
 from rllm.types.sample import NOT_SAMPLED, TrainingSample
@@ -103,6 +104,15 @@ async def test_trainer_and_sampler_agree_and_unused_rows_learn_nothing(
     num_tokens = len(before) - NUM_UNUSED
     assert not torch.equal(after[:num_tokens], before[:num_tokens])
     assert torch.equal(after[num_tokens:], before[num_tokens:])
+
+
+def test_a_hole_in_the_vocabulary_is_masked_like_padding(model: LoadedModel) -> None:
+    states = torch.randn(3, model.config.get("hidden_size") or model.config["n_embd"])
+    num_rows, hole = model.vocab_size, 7
+    mask_unused_rows(model.model, set(range(num_rows)) - {hole})
+    logits = model.model.logits(states)
+    assert (logits[:, hole] == UNUSED_LOGIT).all()
+    assert (logits[:, [hole - 1, hole + 1]] > UNUSED_LOGIT).all()
 
 
 def test_the_tokenizer_names_the_ids_for_servers_that_sample_elsewhere(padded: Path, tmp_path: Path) -> None:

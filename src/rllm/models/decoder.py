@@ -326,7 +326,9 @@ class Decoder(nn.Module):
     """Whether other processes have the rest of each layer."""
     rotation_P_2d: Tensor
     unused_ids: Tensor | None
-    """Ids that no token has; see `rllm.models.unused_rows`."""
+    num_used_rows: int | None = None
+    """Ids that no token has, or the first of them where they are the last rows; see
+    `rllm.models.unused_rows`."""
     changes: Mapping[str, Change] = MappingProxyType({})
     """The changes of an adapter, by the Hugging Face name of the weight."""
     by_row: str = ""
@@ -387,7 +389,9 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_N_D: Tensor) -> Tensor:
         """[N, V] next-token logits."""
-        return with_unused_rows_masked(F.linear(hidden_N_D, self.output_weight), self.unused_ids)
+        return with_unused_rows_masked(
+            F.linear(hidden_N_D, self.output_weight), self.num_used_rows, self.unused_ids
+        )
 
     @property
     def output_weight(self) -> Tensor:

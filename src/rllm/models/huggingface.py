@@ -152,7 +152,9 @@ class HuggingFaceDecoder(nn.Module):
     sees_images_whole = False
     """See `rllm.models.directory.CausalModel`."""
     unused_ids: Tensor | None
-    """Ids that no token has; see `rllm.models.unused_rows`."""
+    num_used_rows: int | None = None
+    """Ids that no token has, or the first of them where they are the last rows; see
+    `rllm.models.unused_rows`."""
     _has_cache = True
     """One for each row. RecurrentGemma has one in its layers for all, so each token has its row read anew."""
 
@@ -339,7 +341,7 @@ class HuggingFaceDecoder(nn.Module):
         for name in CAPS:
             if cap := getattr(config, name, None):
                 logits_N_V = cap * torch.tanh(logits_N_V / cap)
-        return with_unused_rows_masked(logits_N_V, self.unused_ids)
+        return with_unused_rows_masked(logits_N_V, self.num_used_rows, self.unused_ids)
 
     @property
     def vocab_size(self) -> int:
