@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,6 +149,7 @@ def result_of(block: PretrainedBlock, place: Path, seed: int, split: str) -> dic
         episodes = {when: list(store.episodes(when)) for when in ("before", "after")}
     return entry | {
         **run_figures(run, world),
+        "kinds": success_by_kind(episodes, world.kind),
         "steps": len(steps),
         "pass_at_8": {when: 100 * each["pass_at_8"] for when, each in passes.items()},
         "different_answers": {when: share_different(each) for when, each in episodes.items()},
@@ -163,6 +164,27 @@ def result_of(block: PretrainedBlock, place: Path, seed: int, split: str) -> dic
 def best_constant(name: str, tasks: Sequence[dict[str, Any]]) -> float:
     """Share of the tasks that one answer, or one way to answer, is right for."""
     return Counter(CONSTANTS[name](task) for task in tasks).most_common(1)[0][1] / len(tasks)
+
+
+def success_by_kind(
+    episodes: Mapping[str, Sequence[Episode]], kind: Callable[[Mapping[str, Any]], str]
+) -> dict[str, list[float]]:
+    """Kind of task -> share of right episodes before and after."""
+    right: dict[str, dict[str, list[bool]]] = {}
+    for when, played in episodes.items():
+        for episode in played:
+            of_kind = right.setdefault(kind(episode_task(episode)), {"before": [], "after": []})
+            of_kind[when].append(episode.is_correct)
+    return {
+        name: [round(sum(each) / len(each), 4) for each in of_kind.values()]
+        for name, of_kind in sorted(right.items())
+    }
+
+
+def episode_task(episode: Episode) -> dict[str, Any]:
+    """The task as the example made it; a program's is a Task with the rest in its metadata."""
+    task: Any = episode.task
+    return task if isinstance(task, dict) else dict(task.metadata)
 
 
 def share_different(episodes: list[Episode]) -> float:
