@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 PROCESS = 450_000_000
 """Bytes of Python, torch and all other libraries, and of the threads that episodes run in; measured."""
-FRAGMENTS = 0.15
+FRAGMENTS = 0.25
 """Share of the activations that stands between them, free and too small to be used; measured on CPUs."""
 MUON_COPIES = 5
 """The number of copies of the largest matrix: the direction, its normed copy, the next one, and two products
