@@ -22,9 +22,9 @@ def solve(task, config) -> None:
 
 @rllm.evaluator
 def score(task, episode) -> bool:
-    return task["answer"] in episode.trajectories[0].steps[0].model_response
+    return len(episode.trajectories[0].steps[0].model_response) % 2 == 0
 """
-QUESTION = "Which of the numbers {}, {}, {}, {} is the largest? Answer with the number only, please."
+QUESTION = "Write three long sentences about the numbers {}, {}, {} and {}."
 SUM = "The sum of the two numbers is computed digit by digit, from the right to the left. "
 GRPO = (
     *("train", "program.py:solve", "--evaluator", "program.py:score", "--dataset", "questions.jsonl"),
@@ -47,7 +47,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("program.py").write_text(PROGRAM)
     numbers = [tuple((37 * row + 211 * place) % 899 + 100 for place in range(4)) for row in range(64)]
     rows = {
-        "questions": [{"question": QUESTION.format(*four), "answer": str(max(four))} for four in numbers],
+        "questions": [{"question": QUESTION.format(*four)} for four in numbers],
         "chats": [
             {"prompt": f"What is {a} + {b}?", "completion": f"{a} + {b} = {a + b}. {3 * SUM}"}
             for a, b, _, _ in numbers

@@ -50,7 +50,9 @@ log = logging.getLogger(__name__)
 
 PROCESS = 450_000_000
 """Bytes of Python, torch and all other libraries, and of the threads that episodes run in; measured."""
-FRAGMENTS = 0.25
+OF_GATEWAY, OF_ADAPTER = 130_000_000, 130_000_000
+"""Bytes that come to it for programs behind the gateway, and for an adapter and its library; measured."""
+FRAGMENTS = 0.22
 """Share of the activations that stands between them, free and too small to be used; measured on CPUs."""
 MUON_COPIES = 5
 """The number of copies of the largest matrix: the direction, its normed copy, the next one, and two products
@@ -206,7 +208,7 @@ def memory_plan(
     parts, on_cpu = whole if shards == 1 else _shard(whole, shards, element), 0
     if config.distributed.offload:
         parts, on_cpu = _offload(parts, own_weights=parts.weights - whole.weights)
-    parts = replace(parts, process=PROCESS)
+    parts = replace(parts, process=process_bytes(config))
     beyond, sampler = _sampling(config, shapes, sampler_element(config), parts), 0
     if fixed_rows is not None or not plays:
         parts, beyond = replace(parts, cache=0), []
@@ -347,18 +349,17 @@ def _longest(config: TrainConfig, num_ranks: int) -> list[tuple[str, list[Traini
     """(moment, rows of one update of one process), each as long as it may be.
 
     In a conversation of one turn all that is not sampled is the prompt. What longer ones begin with is not
-    known before they are played: they are taken to share nothing. Of rows that fill several passes, so many
+    known before they are played: half of them is taken to be it. Of rows that fill several passes, so many
     are made as fill more than one.
     """
     rollout, length = config.rollout, config.inference.max_context
     num_trained = min(rollout.max_turns * rollout.max_tokens_per_turn or length, length - 1)
+    num_answered = num_trained if rollout.max_turns == 1 else min(num_trained, length // 2)
     enough = (config.optimizer.micro_batch_tokens or ALL) // num_trained + 2
     moments: list[tuple[str, list[TrainingSample]]] = []
     if config.steps:
         groups = -(-rollout.tasks_per_step // (config.algorithm.updates_per_step * num_ranks))
-        rows = like_rows(
-            min(groups, enough), rollout.group_size, length, num_trained, is_shared=rollout.max_turns == 1
-        )
+        rows = like_rows(min(groups, enough), rollout.group_size, length, num_answered, is_shared=True)
         moments.append(("update", rows))
     if config.warm_start.steps:
         demonstrations = -(-config.warm_start.episodes_per_step // num_ranks)
@@ -391,6 +392,12 @@ def like_rows(
     return rows
 
 
+def process_bytes(config: TrainConfig) -> int:
+    """Bytes of a process beside its models and what they compute with."""
+    has_adapter = any(config.adapter_of(name).rank for name in config.named_policies)
+    return PROCESS + OF_GATEWAY * bool(config.task.program) + OF_ADAPTER * has_adapter
+
+
 def stored_parts(config: TrainConfig) -> Parts | None:
     """Parts of a run in one process that follow from its models, without the cache; None where the built-in
     decoder does not compute one of them."""
@@ -398,7 +405,7 @@ def stored_parts(config: TrainConfig) -> Parts | None:
     if shapes is None:
         return None
     element = 2 if config.model.number_type == "bfloat16" else FLOAT
-    return replace(_parts_of_all(config, shapes, element, 1), cache=0, process=PROCESS)
+    return replace(_parts_of_all(config, shapes, element, 1), cache=0, process=process_bytes(config))
 
 
 def learned_models(config: TrainConfig) -> list[PassModel]:
