@@ -13,7 +13,9 @@ from rllm.config.loader import config_dict
 from rllm.config.schema import TrainConfig
 
 PAGES = {"asynchronous": "schedule", "fleet": "inference"}
-OF_THE_BUILT_IN_ENGINE = {"num_slots", "max_context", "max_prefill_tokens", "lockstep", "cache_tokens"}
+OF_THE_BUILT_IN_ENGINE = {
+    *("num_slots", "max_context", "max_prefill_tokens", "lockstep", "cache_tokens", "dtype"),
+}
 
 
 @pytest.fixture(params=sorted(PAGES))
