@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking test-pretrained check docs notebook pictures bench bench-report gpu learn learn-pretrained algorithms swe-tasks mutate lock clean
 
 help:
-	@echo 'make demo      train an agent on FrozenLake, from nothing, and show before and after'
+	@echo 'make demo      train a pretrained model, in minutes, and show a conversation before and after'
 	@echo 'make test      the tests'
 	@echo 'make test-all  the tests, slow ones included'
 	@echo 'make test-tinker  training by a Tinker service, a real one on this machine'
@@ -55,10 +55,14 @@ help:
 	@echo 'make lock      resolve requirements/ anew, after a change of pyproject.toml or constraints.txt'
 	@echo 'make clean     remove .venv and what the tools left behind; runs/ stays'
 
-# Each demo is a new run. `make demo RUN=runs/demo-...` goes on with one that was stopped. A model this small leaves a
-# second core idle unless a second process plays and learns half of each step.
+# Each demo is a new run. `make demo RUN=runs/demo-...` goes on with one that was stopped. Two processes share the
+# episodes and the updates; each computes with one thread, which torchrun says a warning about unless it is told.
 demo: $(VENV)/.demo
-	$(BIN)/rllm train frozenlake --nproc $(if $(filter 1,$(shell getconf _NPROCESSORS_ONLN)),1,2) --output $(RUN)
+	$(BIN)/rllm model pull smollm2-135m-instruct
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node $(if $(filter 1,$(shell getconf _NPROCESSORS_ONLN)),1,2) \
+	examples/pretrained/relay.py smollm2-135m-instruct $(RUN) 24 32
+	$(BIN)/rllm runs show $(RUN)
+	$(BIN)/rllm runs show $(RUN) --before-after
 
 # Three tests at once on two cores now and then starve one that waits for a process of its own. What failed is run once
 # more, alone, and the first that fails again ends it; those that then pass were named as failures above.

@@ -2,7 +2,7 @@
 
     stock, question ──► writer ──► note ──► reader, question ──► number ──► both are paid if it is right
 
-python relay.py MODEL [RUN]
+python relay.py MODEL [RUN [STEPS [TEST_TASKS]]]
 """
 
 import random
@@ -82,5 +82,6 @@ def kind(task: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    model, run = (*sys.argv[1:], "runs/relay")[:2]
-    trainer(model, run).train()
+    defaults = ("", "runs/relay", str(CONFIG["steps"]), str(CONFIG["evaluation"]["num_tasks"]))
+    model, run, steps, num_tasks = (*sys.argv[1:], *defaults[len(sys.argv) - 1 :])
+    trainer(model, run, steps=int(steps), evaluation={"num_tasks": int(num_tasks)}).train()

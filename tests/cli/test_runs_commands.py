@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from rllm.cli.before_after import episode_pair
 from rllm.cli.terminal import success_table
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.screen import Screen
@@ -213,3 +215,27 @@ def test_reports_with_scores_fit_a_shell_of_80_columns(
     printed = capsys.readouterr().out
     assert printed.count("100.0% [98.5, 100.0]") == 6
     assert printed.count("-10.1 [-13.5, -17.1]") == 3
+
+
+def test_one_task_before_and_after_training_stands_side_by_side(rllm: Rllm, finished_run: Any) -> None:
+    shown = rllm("runs", "show", finished_run.path, "--before-after").stdout
+    before, after = episode_pair(RunDirectory.read(finished_run.path))
+    assert before.task_id == after.task_id
+    assert str(before.task_id) in shown
+    for episode in (before, after):
+        (trajectory,) = episode.trajectories
+        assert trajectory.steps[0].model_response.strip() in shown
+    refused = rllm("runs", "show", finished_run.path, "--before-after", "--json")
+    assert refused.exit_code == 2
+    assert "--before-after" in refused.stderr
+
+
+def test_a_run_that_has_not_ended_has_no_task_to_show_before_and_after(
+    rllm: Rllm, finished_run: Any, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished_run.path, tmp_path / "half")
+    with sqlite3.connect(run / "store.sqlite") as store:
+        store.execute("UPDATE phases SET name = 'later' WHERE name = 'after'")
+    refused = rllm("runs", "show", run, "--before-after")
+    assert refused.exit_code == 2
+    assert "before and after" in refused.stderr

@@ -106,6 +106,11 @@ def _step_panel(step: Step) -> Any:
     return prompt_messages[-1].get("content", "") if prompt_messages else ""
 
 
+def observed_text(step: Step) -> str:
+    """Return what the model answered: the observation, or the message."""
+    return with_captions(_panel_text(_step_panel(step)))
+
+
 def _panel_text(value: Any) -> str:
     """Messages and their parts as the texts and images that they show; anything else as it is."""
     if isinstance(value, list) and value and all(map(_is_message_or_part, value)):

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from rllm.cli.before_after import print_before_after
 from rllm.cli.cluster_view import cluster_facts, print_cluster
 from rllm.cli.command import Group, example, json_option, print_json
 from rllm.cli.compare import command as compare
@@ -91,15 +92,24 @@ def list_runs(root: Path, as_json: bool) -> None:
 @click.option(
     "--episode", "row_id", type=int, help="Print this episode; the run's overview says which ids there are."
 )
+@click.option(
+    "--before-after", is_flag=True, help="Print one held-out task as it was played before and after training."
+)
 @click.option("--phase", help="List the episodes of a phase, such as train or after.")
 @click.option("--step", type=int, help="Only those of one step of the phase.")
 @json_option
-def show(run: Path, row_id: int | None, phase: str | None, step: int | None, as_json: bool) -> None:
+def show(
+    run: Path, row_id: int | None, before_after: bool, phase: str | None, step: int | None, as_json: bool
+) -> None:
     """Show a run: its settings and result, the episodes of a phase, or one episode turn by turn."""
     directory = RunDirectory.read(run)
     if row_id is not None and (phase is not None or step is not None):
         raise click.UsageError("--episode names one episode; leave --phase and --step out.")
-    if row_id is not None:
+    if before_after and (row_id is not None or phase is not None or step is not None or as_json):
+        raise click.UsageError("--before-after chooses the episodes itself; leave the other options out.")
+    if before_after:
+        print_before_after(directory)
+    elif row_id is not None:
         _show_episode(directory, row_id, as_json)
     elif phase is not None or step is not None:
         _show_phase(directory, phase or TRAIN_PHASE, step, as_json)

@@ -19,7 +19,7 @@ class OptimizerConfig:
     what is faster on the machine where it begins, and keeps."""
     learning_rate: float = 0.0
     """Peak of the learning rate. 0 chooses it for the model: by its number of parameters, by whether an
-    adapter is trained, and by whether rLLM made the model from random weights (docs/algorithms.md)."""
+    adapter is trained, and by whether rLLM made the model from random weights (docs/train_your_model.md)."""
     schedule: str = "linear"
     """The course of the learning rate from its peak, after the warm-up, to its end at the last step:
     `linear`, `cosine`, or `constant`, which stays at the peak."""
