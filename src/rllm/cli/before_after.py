@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from rllm.cli.episode_view import observed_text
+from rllm.cli.episode_view import prompt_text
 from rllm.cli.terminal import out
 from rllm.errors import ConfigError
 from rllm.store.episodes import EpisodeStore
@@ -32,13 +32,13 @@ def episode_pair(directory: RunDirectory) -> tuple[Episode, Episode]:
     with EpisodeStore.open(directory.store_path, read_only=True) as store:
         by_phase = {phase: _first_attempts(store, phase) for phase in ("before", "after")}
     before, after = by_phase["before"], by_phase["after"]
-    shared = [task_id for task_id in after if task_id in before]
-    if not shared:
+    task_ids = [task_id for task_id in after if task_id in before]
+    if not task_ids:
         raise ConfigError(
             f"{directory.path} has not measured its held-out tasks before and after training; let it end."
         )
-    learnt = (task for task in shared if after[task].is_correct and not before[task].is_correct)
-    task_id = next(learnt, shared[0])
+    learnt = (task for task in task_ids if after[task].is_correct and not before[task].is_correct)
+    task_id = next(learnt, task_ids[0])
     return before[task_id], after[task_id]
 
 
@@ -52,7 +52,7 @@ def _conversation(episode: Episode) -> Text:
     for trajectory in episode.trajectories:
         for step in trajectory.steps:
             name = "model" if len(episode.trajectories) == 1 else trajectory.name
-            lines.append(f"{observed_text(step)}\n", style="dim")
+            lines.append(f"{prompt_text(step)}\n", style="dim")
             lines.append(f"{name}: ", style="bold").append(f"{step.model_response.strip()}\n\n")
     style = "green" if episode.is_correct else "red"
     ending: Any = "success" if episode.is_correct else "no success"

@@ -106,7 +106,7 @@ def _step_panel(step: Step) -> Any:
     return prompt_messages[-1].get("content", "") if prompt_messages else ""
 
 
-def observed_text(step: Step) -> str:
+def prompt_text(step: Step) -> str:
     """Return what the model answered: the observation, or the message."""
     return with_captions(_panel_text(_step_panel(step)))
 

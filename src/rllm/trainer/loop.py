@@ -32,7 +32,7 @@ from rllm.eval.skill import Measure, learning_facts, score_of, values_of
 from rllm.eval.task_facts import TaskFacts
 from rllm.store.episodes import GREEDY_PHASE, TRAIN_PHASE
 from rllm.tracking.alarms import AlarmWatch
-from rllm.tracking.base import Tracker
+from rllm.tracking.base import Tracker, Trackers
 from rllm.trainer.ahead import PublishedVersions, StepsAhead
 from rllm.trainer.backends.base import TrainingBackend
 from rllm.trainer.canary import Canary, CanaryScorer, row_to_score
@@ -69,7 +69,7 @@ class RunParts:
 
     learner: Learner
     record: RunRecord
-    tracker: Tracker
+    tracker: Trackers
     clients: Mapping[str, CanaryScorer]
     """The clients that sample, by policy."""
     engine: EpisodeEngine

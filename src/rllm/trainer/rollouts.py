@@ -23,7 +23,7 @@ from rllm.trainer.outcomes import require_one_that_did_not_fail
 from rllm.trainer.schedules import temperature
 from rllm.trainer.trainable import fail_untrainable
 from rllm.types.episode import CUT_THOUGHT, Episode, Step
-from rllm.types.messages import SamplingParams
+from rllm.types.messages import FinishReason, SamplingParams
 from rllm.types.task import EpisodeId, task_id_of, with_id
 
 
@@ -57,7 +57,7 @@ class Rollouts:
         steps = list(self._steps())
         reasons = [step.model_output.finish_reason for step in steps if step.model_output is not None]
         return {
-            **({"answers_cut": reasons.count("length") / len(reasons)} if reasons else {}),
+            **({"answers_cut": reasons.count(FinishReason.LENGTH) / len(reasons)} if reasons else {}),
             "tasks": len(self.tasks),
             "rounds": self.rounds,
             "unparsed_tool_markup": sum(bool(step.info.get("unparsed_markup")) for step in steps),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from rllm.errors import ConfigError, InferenceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 MODEL_TIMEOUT_S = 480.0
 """Default of `silence_s`: below the 600 s after which clients give a call up, so that a server that hangs is
@@ -136,7 +136,7 @@ class EpisodeClock:
         self._on_answer()
 
     @contextmanager
-    def call(self) -> "Iterator[None]":
+    def call(self) -> "Generator[None]":
         """One model call; leaving it without an error means that it was answered."""
         self.open_call()
         try:

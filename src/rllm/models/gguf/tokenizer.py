@@ -110,7 +110,7 @@ def _tokens(fields: Mapping[str, Any]) -> list[tuple[str, TokenKind]]:
 
 
 def _special_tokens(fields: Mapping[str, Any]) -> dict[str, str]:
-    texts: Sequence[str] = fields["tokenizer.ggml.tokens"]
+    texts: list[str] = fields["tokenizer.ggml.tokens"]
     keys = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     ids = {name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
     return {

@@ -125,8 +125,8 @@ def _special_tokens(
         text = token.get("content") if isinstance(token, dict) else token
         if isinstance(text, str) and text in vocabulary:
             ids[key] = vocabulary[text]
-    ends = list(dict.fromkeys([*([ids["eos"]] if "eos" in ids else []), *map(int, end_token_ids)]))
-    ids |= dict(zip(("eos", "eot", "eom"), ends, strict=False))
+    ends: list[int] = [*([ids["eos"]] if "eos" in ids else []), *map(int, end_token_ids)]
+    ids.update(zip(("eos", "eot", "eom"), dict.fromkeys(ends), strict=False))
     return {f"tokenizer.ggml.{name}_token_id": token for name, token in ids.items()}
 
 
