@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip $(QUIET)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking test-pretrained check docs notebook pictures bench bench-report gpu learn learn-pretrained algorithms swe-tasks mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking test-pretrained test-gguf check docs notebook pictures bench bench-report gpu learn learn-pretrained algorithms swe-tasks mutate lock clean
 
 help:
 	@echo 'make demo      train a pretrained model, in minutes, and show a conversation before and after'
@@ -40,6 +40,7 @@ help:
 	@echo 'make test-pretrained  every command with a real model of 135 M parameters, which is fetched once (100 MB); ten minutes'
 	@echo 'make test-adapters  environments of other libraries, played by their real packages, in an environment of their own'
 	@echo 'make test-browsergym  BrowserGym itself, in an environment of its own'
+	@echo 'make test-gguf  models that are exported as GGUF, answered by llama.cpp, which is built: ten minutes'
 	@echo 'make check     format, lint and types'
 	@echo 'make docs      the pages of docs/ and the reference as a site in build/site'
 	@echo 'make notebook  docs/tutorial.ipynb of docs/tutorial.md, executed'
@@ -133,6 +134,10 @@ test-pretrained: $(VENV)/.dev
 test-adapters: .venv-adapters/.made
 	.venv-adapters/bin/python -m pytest -n 0 -m '' -o filterwarnings=default tests/adapters
 
+# llama-cpp-python brings no wheel: it is compiled, in about ten minutes of one core.
+test-gguf: .venv-gguf/.made
+	.venv-gguf/bin/python -m pytest -n 0 -m '' -s tests/gguf
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -195,7 +200,7 @@ lock:
 	@.venv-lock/bin/uv pip compile --quiet requirements/vllm.in --no-deps --python-version 3.11 --generate-hashes --no-annotate --no-header -o requirements/vllm.txt
 
 clean:
-	rm -rf $(VENV) .venv-adapters .venv-published-* .venv-vllm .venv-tinker .venv-skyrl .venv-verl .venv-ray .venv-docs .harnesses build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-adapters .venv-gguf .venv-published-* .venv-vllm .venv-tinker .venv-skyrl .venv-verl .venv-ray .venv-docs .harnesses build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is installed is locked: every file by its hash, nothing but what the lock names (--no-deps, no build isolation).
@@ -253,6 +258,13 @@ $(VENV)/.demo: pyproject.toml constraints.txt requirements/demo.txt
 	@$(BIN)/python -m venv --clear .venv-tracking
 	@$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > "$$(.venv-tracking/bin/python -c 'import site; print(site.getsitepackages()[0])')/under.pth"
 	@.venv-tracking/bin/python -m pip $(QUIET) install -e '.[tensorboard,wandb,mlflow,trackio]'
+	@touch $@
+
+.venv-gguf/.made: $(VENV)/.dev
+	@echo '[gguf] .venv-gguf: llama.cpp on top of $(VENV), compiled; ten minutes'
+	@$(BIN)/python -m venv --clear .venv-gguf
+	@$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > "$$(.venv-gguf/bin/python -c 'import site; print(site.getsitepackages()[0])')/under.pth"
+	@.venv-gguf/bin/python -m pip $(QUIET) install --no-deps llama-cpp-python==0.3.36 diskcache==5.6.3
 	@touch $@
 
 .venv-adapters/.made: $(VENV)/.dev requirements/adapters.txt

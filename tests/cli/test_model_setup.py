@@ -207,7 +207,7 @@ def test_a_wrong_answer_is_asked_for_again_and_a_key_in_the_wrong_place_is_not_k
     lines = ["11", "server", "ftp://x", server.url, "y", SECRET, SECRET, "only", SECRET, "a b", "mine"]
     said = answering("model", "setup", lines=lines)
     assert said.exit_code == 0, said.output
-    for words in ("It is 1 to 10", "'ftp://x'; it must be such as", "That looks like a key", "use letters"):
+    for words in ("It is 1 to 10", "'ftp://x', which is no base URL", "That looks like a key", "use letters"):
         assert words in said.stderr
     assert ModelSettings.load().entries["mine"].model == "only"
     assert SECRET not in (home / "models.json").read_text()
@@ -289,7 +289,7 @@ async def test_a_server_elsewhere_is_not_waited_for() -> None:
         (("setup", "--provider", "opnai"), "did you mean `openai`?"),
         (("setup", "--provider", "openai", "--model", "m"), "OPENAI_API_KEY is not set; export it"),
         (("setup", "--provider", "azure", "--model", "m"), "needs --base-url, such as https://RESOURCE"),
-        (("setup", "--provider", "server", "--base-url", "here", "--model", "m"), "must be such as"),
+        (("setup", "--provider", "server", "--base-url", "here", "--model", "m"), "is no base URL"),
         (("setup", "--base-url", "http://a:b@x/v1", "--model", "m", "--no-test"), "a name or password in it"),
         (("setup", "--base-url", "http://x/v1", "--model", SECRET, "--no-test"), "--model looks like a key"),
         (("setup", SECRET, "--base-url", "http://x/v1", "--model", "m"), "NAME looks like a key"),

@@ -260,7 +260,7 @@ def test_servers_of_two_models_are_no_fleet(rllm: Rllm, tiny: Path, tmp_path: Pa
         (("TINY", "--server", "http://x/v1", "--replicas", "2"), "1 --server and --replicas 2"),
         (("TINY", "--replicas", "2"), "--server-python"),
         (("TINY", "--replicas", "1", "--server-python", sys.executable), "has no vLLM"),
-        (("nowhere", "--server", "http://127.0.0.1:9/v1"), "nowhere is neither"),
+        (("nowhere", "--server", "http://127.0.0.1:9/v1"), "no model `nowhere`"),
         (("TINY", "--server", "http://127.0.0.1:9/v1"), "cannot be reached"),
     ],
 )
@@ -405,7 +405,7 @@ def test_people_are_told_what_to_export(start_rllm: Start, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("model", "absent"), "neither a run nor a model directory"),
+        (("model", "absent"), "no model `absent`"),
         (("model", "TINY", "--host", "0.0.0.0", "--no-auth"), "set a token"),
         (("model", "TINY", "--host", "no.such.host.invalid"), "no address of this machine"),
         (("model", "TINY", "--port", "PORT"), "cannot be listened on"),

@@ -91,6 +91,6 @@ def test_an_unknown_preset_is_refused_with_the_known_ones(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 10**30])
 def test_a_seed_that_no_generator_takes_is_refused_and_nothing_is_written(tmp_path: Path, seed: int) -> None:
-    with pytest.raises(ConfigError, match=rf"`seed` is {seed}; .* 0 .* 2\^63"):
+    with pytest.raises(ConfigError, match=rf"`seed` is {seed}; .* 0 .* 2\*\*63"):
         create_model(tmp_path / "model", "tiny", seed)
     assert not (tmp_path / "model").exists()

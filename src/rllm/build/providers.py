@@ -23,6 +23,7 @@ from rllm.build.model_settings import ModelEntry, ModelSettings, key_of
 from rllm.data.hub import hub_model, is_model_id
 from rllm.errors import ConfigError
 from rllm.inference.client import ModelClient
+from rllm.types.addresses import require_base_url
 
 BUILTIN = "builtin:"
 
@@ -162,6 +163,7 @@ def resolve_model(
     ConfigError for a name that means nothing, or two things, and for a key that is not there.
     """
     if base_url:
+        base_url = require_base_url("The base URL", base_url)
         key = api_key or os.environ.get("OPENAI_API_KEY")
         return ModelPlace(name=name, base_url=base_url, api_key=key, key_from="OPENAI_API_KEY")
     settings = settings or ModelSettings.load()

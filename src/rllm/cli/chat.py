@@ -78,7 +78,9 @@ class ChatOptions:
         show_default=True,
         help="Tokens of an answer.",
     )
-    seed: int | None = option("--seed", type=click.IntRange(min=0), help="Draw the same answers again.")
+    seed: int | None = option(
+        "--seed", type=click.IntRange(0, 2**63 - 1), help="Draw the same answers again."
+    )
     dtype: str = option(
         "--dtype",
         type=WordChoice(DTYPES),

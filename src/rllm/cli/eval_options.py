@@ -154,7 +154,11 @@ class EvalOptions:
         help="A server that answers no call for so long has failed.",
     )
     seed: int = option(
-        "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sampling."
+        "--seed",
+        type=click.IntRange(0, 2**63 - 1),
+        default=0,
+        show_default=True,
+        help="Seed of the sampling.",
     )
     threads: int = option(
         "--threads", type=click.IntRange(min=0), default=0, help="Threads of torch; 0 takes one per core."

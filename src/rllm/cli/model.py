@@ -35,7 +35,11 @@ for subcommand in (setup, list_models, show, swap, test, remove, pull, import_mo
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--preset", default="tiny", show_default=True, help="Size by name; a wrong one lists them.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random weights."
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of the random weights.",
 )
 @json_option
 def create(directory: Path, preset: str, seed: int, as_json: bool) -> None:

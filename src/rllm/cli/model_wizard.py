@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
 
 import click
 
@@ -18,6 +17,7 @@ from rllm.build.model_settings import ENVIRONMENT, KEYRING, ModelEntry, ModelSet
 from rllm.build.providers import PROVIDERS, ModelPlace, Provider, provider_named
 from rllm.cli.terminal import err, print_sentence
 from rllm.errors import ConfigError, InferenceError, printable
+from rllm.types.addresses import require_base_url
 
 _SHOWN_MODELS = 12
 _LIKE_A_KEY = re.compile(r"(?:sk|pk|gsk|xai|fw|hf|tgp|key|r8)[-_][\w-]{12,}|[0-9a-fA-F]{32,}|AIza[\w-]{20,}")
@@ -34,15 +34,9 @@ def require_no_key(what: str, value: str) -> None:
 
 
 def require_address(what: str, value: str) -> None:
-    """Raises ConfigError for a base URL that is none, and for one with a password in it."""
-    if not value:
-        return
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{what} is {value!r}; it must be such as http://127.0.0.1:8000/v1.")
-    if parts.password or parts.username:
-        raise ConfigError(f"{what} has a name or password in it, which would end in a file in clear text.")
-    require_no_key(what, parts.query.rpartition("=")[2])
+    """Raises ConfigError for a base URL that is none, and for one that may hold a key."""
+    if value:
+        require_base_url(what, value)
 
 
 class Wizard:

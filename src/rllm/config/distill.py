@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rllm.config.algorithm import LOSSES, AlgorithmConfig
 from rllm.config.limits import finite, one_of, unused
 from rllm.errors import ConfigError
+from rllm.types.addresses import require_base_url
 
 TEACHER = "teacher"
 """The estimator that makes advantages of what the teacher says."""
@@ -67,7 +68,9 @@ class DistillConfig:
         if not self.teacher:
             for name in ("teacher_model", "gamma", "baseline", "clip", "divergence"):
                 unused("distill", self, name, "there is no teacher; set `distill.teacher`")
-        elif not self.is_server:
+        elif self.is_server:
+            require_base_url("`distill.teacher`", self.teacher)
+        else:
             unused("distill", self, "teacher_model", "the teacher is no server, but a directory")
 
 

@@ -8,6 +8,11 @@ def at_least(key: str, value: float, limit: float) -> None:
         raise ConfigError(f"`{key}` is {value}; it must be at least {limit}.")
 
 
+def seed_in_range(key: str, value: int) -> None:
+    if not 0 <= value < 2**63:
+        raise ConfigError(f"`{key}` is {value}; it must be at least 0 and below 2**63.")
+
+
 def finite(key: str, value: float) -> None:
     """0 or a finite number above."""
     if not 0.0 <= value < float("inf"):

@@ -26,7 +26,7 @@ from rllm.config.learning import (
     validate_groups,
     validate_overlong,
 )
-from rllm.config.limits import at_least, finite, one_of, positive, share, unused
+from rllm.config.limits import at_least, finite, one_of, positive, seed_in_range, share, unused
 from rllm.config.lora import LoraConfig
 from rllm.config.optimizer import OptimizerConfig
 from rllm.config.policies import (
@@ -437,9 +437,7 @@ class TrainConfig:
 
     def validate(self) -> None:
         """Raises ConfigError for the first value, or combination of values, that cannot be honoured."""
-        at_least("seed", self.seed, 0)
-        if self.seed >= 2**63:
-            raise ConfigError(f"`seed` is {self.seed}; choose a number below 2**63.")
+        seed_in_range("seed", self.seed)
         at_least("steps", self.steps, 0)
         at_least("threads", self.threads, 0)
         for section in fields(self):

@@ -7,7 +7,7 @@ SupervisedConfig ──► EpochsConfig ──► SftConfig
 
 from dataclasses import dataclass, field, fields, is_dataclass
 
-from rllm.config.limits import at_least, one_of
+from rllm.config.limits import at_least, one_of, seed_in_range
 from rllm.config.lora import LoraConfig
 from rllm.config.optimizer import OptimizerConfig
 from rllm.config.schema import CheckpointConfig, ModelConfig, TrainConfig
@@ -47,7 +47,7 @@ class SupervisedConfig:
 
     def validate(self) -> None:
         """Raises ConfigError for the first value that cannot be honoured."""
-        at_least("seed", self.seed, 0)
+        seed_in_range("seed", self.seed)
         at_least("threads", self.threads, 0)
         for section in fields(self):
             value = getattr(self, section.name)

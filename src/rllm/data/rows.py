@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
         write_atomic(path, parquet_bytes([dict(row) for row in rows], path.name))
     elif ending == ".json":
-        write_atomic(path, json.dumps([plain(row) for row in rows], indent=1, allow_nan=False) + "\n")
+        texts = [_json_text(row, number) for number, row in enumerate(rows)]
+        write_atomic(path, json.dumps([json.loads(text) for text in texts], indent=1) + "\n")
     elif ending in (".csv", ".tsv"):
         write_atomic(path, _csv_text(list(rows), "," if ending == ".csv" else "\t"))
     else:
@@ -93,11 +95,29 @@ def jsonl_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
     """One JSON object a line. Raises ConfigError, naming row and field, for what JSON cannot hold."""
     lines: list[str] = []
     for number, row in enumerate(rows):
-        try:
-            lines.append(json.dumps(plain(row), allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"Row {number} cannot be written as JSON: {error}.") from error
+        lines.append(_json_text(row, number))
     return ("\n".join(lines) + "\n" if lines else "").encode()
+
+
+def _json_text(row: Mapping[str, Any], number: int) -> str:
+    try:
+        return json.dumps(plain(row), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        name, reason = next(
+            ((name, reason) for name, value in row.items() if (reason := _no_json(value))), ("", str(error))
+        )
+        raise ConfigError(
+            f"Row {number}: column `{name}` cannot be kept as JSON ({reason}); fill it or leave it out."
+        ) from error
+
+
+def _no_json(value: Any) -> str:
+    """Return the reason why JSON cannot hold a value; empty where it can."""
+    try:
+        json.dumps(plain(value), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def format_of(name: str) -> str:
@@ -118,6 +138,8 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, datetime | date | time):
         return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)  # as text, which keeps every digit
     item = getattr(value, "item", None)  # a scalar of numpy
     return item() if callable(item) and not isinstance(value, str) else value
 

@@ -16,6 +16,7 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.errors.redaction import hide_key
 from rllm.inference.client import StatelessSession, Tools
 from rllm.inference.openai_http import HttpRefusal, ServerHttp
+from rllm.types.addresses import require_base_url
 from rllm.types.messages import FinishReason, Message, ModelOutput, SamplingParams, ToolCall
 
 VERSION = "2023-06-01"
@@ -46,7 +47,7 @@ class AnthropicClient:
     ) -> None:
         if not model:
             raise ConfigError("`model` is empty; name one of Anthropic's models.")
-        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.base_url = require_base_url("`base_url`", base_url).removesuffix("/v1")
         self.model = model
         hide_key(api_key)
         self._headers = {"anthropic-version": VERSION, **({"x-api-key": api_key} if api_key else {})}

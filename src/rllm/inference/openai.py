@@ -25,6 +25,7 @@ from rllm.inference.openai_http import AskedOnce, HttpRefusal, ServerHttp, error
 from rllm.inference.openai_replies import fields_refused, read_answer, room_told
 from rllm.rendering.chat import ChatRenderer, Conversation
 from rllm.rendering.tokens import TextTokenizer
+from rllm.types.addresses import require_base_url
 from rllm.types.messages import LogprobMeaning, Message, ModelOutput, SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -85,9 +86,7 @@ class OpenAIClient:
         connect_timeout_s: float = 30.0,
         max_connections: int = 0,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"`base_url` is {base_url!r}; write a URL such as http://127.0.0.1:8000/v1.")
-        self.base_url = base_url.rstrip("/")
+        self.base_url = require_base_url("`base_url`", base_url)
         self.model = model
         self.policy_version = 0
         """The version of the weights that answer, for servers that do not tell it themselves."""

@@ -32,6 +32,7 @@ from rllm.inference.vllm_images import NEEDS, complete_with_images, shows_images
 from rllm.inference.weight_link import HoldWeights, TensorSender, WeightLink
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer
+from rllm.types.addresses import require_base_url
 from rllm.types.draws import draw_seed
 from rllm.types.messages import FinishReason, ModelOutput, SamplingParams
 
@@ -78,7 +79,7 @@ class VLLMClient(ModelClient):
         it began with."""
         if at_publish not in AT_PUBLISH:
             raise ConfigError(f"`at_publish` is {at_publish!r}; it is one of {', '.join(AT_PUBLISH)}.")
-        self.base_url = base_url.rstrip("/")
+        self.base_url = require_base_url("`base_url`", base_url)
         self._at_publish = at_publish
         self._parts = set[asyncio.Timeout]()
         """The requests under way that may be cut off."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from rllm.config.limits import seed_in_range
 from rllm.errors import ConfigError, MissingExtraError, choices_of
 from rllm.models.builtin_templates import CHAT_TEMPLATE, IMAGE_MARK, IMAGE_TEMPLATE
 from rllm.models.decoder import Decoder, DecoderShape
@@ -111,12 +112,17 @@ def create_tokenizer(vocab_size: int = 604) -> Tokenizer:
     return tokenizer
 
 
+def builtin_preset(path: str) -> str | None:
+    """Return NAME of `builtin:NAME`; None for a directory, whose name may have a colon."""
+    kind, separator, preset = path.partition(":")
+    return preset if separator and kind == "builtin" else None
+
+
 def create_model(directory: Path, preset: str | TinyModel = "tiny", seed: int = 0) -> None:
     """Write config, weights, tokenizer and chat template to `directory`, which must be absent or empty."""
     if isinstance(preset, str) and preset not in PRESETS:
         raise ConfigError(f"`{preset}` is no built-in model; {choices_of(preset, PRESETS)}.")
-    if not 0 <= seed < 2**63:
-        raise ConfigError(f"`seed` is {seed}; it must be at least 0 and below 2^63.")
+    seed_in_range("seed", seed)
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise ConfigError(f"{directory} is not an empty directory; choose a new one, nothing was written.")
     size = PRESETS[preset] if isinstance(preset, str) else preset

@@ -15,7 +15,7 @@ from pathlib import Path
 from rllm.config.schema import DEFAULT_PERIOD, DEFAULT_SLOTS, LOCAL, TrainConfig
 from rllm.distributed import world_size
 from rllm.inference.local.cache import GROWTH, tokens_at_once
-from rllm.models.builtin import PRESETS
+from rllm.models.builtin import PRESETS, builtin_preset
 from rllm.trainer.backends.logprobs import LOGITS_MB
 from rllm.trainer.backends.torch_memory import PassModel, pass_memory
 from rllm.trainer.free_memory import free_bytes, machine_bytes
@@ -90,9 +90,8 @@ def _slots(config: TrainConfig, *, is_small: bool) -> tuple[int, str]:
 def _are_here(config: TrainConfig) -> bool:
     """Whether the sizes of all models can be read; loading them reports what is wrong with one."""
     for policy in config.named_policies.values():
-        kind, separator, preset = policy.path.partition(":")
-        is_preset = kind == "builtin" and preset in PRESETS
-        if not (is_preset if separator else (Path(policy.path) / "config.json").is_file()):
+        is_preset = builtin_preset(policy.path) in PRESETS
+        if not is_preset and not (Path(policy.path) / "config.json").is_file():
             return False
     return True
 

@@ -20,7 +20,7 @@ from rllm.config.lora import LoraConfig
 from rllm.config.schema import LOCAL, TrainConfig
 from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.models.bitsandbytes import MOMENTS_BLOCK, nf4_bytes
-from rllm.models.builtin import PRESETS, tiny_config
+from rllm.models.builtin import PRESETS, builtin_preset, tiny_config
 from rllm.models.decoder import DecoderShape
 from rllm.models.foreign import read_config
 from rllm.models.packing import ALL
@@ -341,8 +341,8 @@ def shape_of(path: str) -> DecoderShape | None:
 
 def initial_config(path: str) -> dict[str, Any]:
     """config.json of a policy's initial model."""
-    _, separator, preset = path.partition(":")
-    return tiny_config(PRESETS[preset]) if separator else read_config(Path(path))
+    preset = builtin_preset(path)
+    return read_config(Path(path)) if preset is None else tiny_config(PRESETS[preset])
 
 
 def _longest(config: TrainConfig, num_ranks: int) -> list[tuple[str, list[TrainingSample]]]:

@@ -22,7 +22,7 @@ from rllm.config.schema import FROZEN, TrainConfig
 from rllm.distributed import ALONE, RankGroup
 from rllm.errors import ConfigError
 from rllm.inference.local.client import LocalClient
-from rllm.models.builtin import PRESETS, create_model
+from rllm.models.builtin import PRESETS, builtin_preset, create_model
 from rllm.models.devices import dtype_named, require_device, require_number_type, use_threads
 from rllm.models.directory import (
     LoadedModel,
@@ -275,8 +275,9 @@ def require_models(config: TrainConfig) -> None:
     if service_kind(config.backend) is not None:
         return
     for name, policy in config.named_policies.items():
-        kind, separator, preset = policy.path.partition(":")
-        if separator and (kind != "builtin" or preset not in PRESETS):
+        preset = builtin_preset(policy.path)
+        is_nowhere = ":" in policy.path and not Path(policy.path).exists()
+        if is_nowhere and preset not in PRESETS:
             key = f"policies.{name}.path" if config.policies and config.policies[name].path else "model.path"
             presets = ", ".join(f"builtin:{each}" for each in PRESETS)
             raise ConfigError(f"`{key}` is {policy.path!r}; write one of {presets}, or a directory.")
@@ -312,8 +313,8 @@ def create_initial_models(config: TrainConfig, run: Path) -> None:
     if service_kind(config.backend) is not None:
         return
     for name, policy in config.named_policies.items():
-        _, separator, preset = policy.path.partition(":")
-        if not separator or _home(config, name) != name:
+        preset = builtin_preset(policy.path)
+        if preset is None or _home(config, name) != name:
             continue
         path = _initial_path(config, name, run)
         shutil.rmtree(path, ignore_errors=True)  # of a start that was refused, perhaps with another seed
@@ -427,7 +428,7 @@ def combined_sha256(models: Mapping[str, LoadedModel]) -> str:
 
 def _initial_path(config: TrainConfig, name: str, run: Path) -> Path:
     by_name = config.named_policies
-    if ":" not in by_name[name].path:
+    if builtin_preset(by_name[name].path) is None:
         return Path(by_name[name].path)
     return run / "initial_model" if len(by_name) == 1 else run / "initial_models" / _home(config, name)
 

@@ -29,6 +29,7 @@ from rllm.trainer.backends.torch_optimizer import HALF
 from rllm.trainer.canary import HALF_TOLERANCE, TOLERANCE, Canary, CanaryTrainer, row_to_score, row_with_image
 from rllm.trainer.policies import PolicyModel, make_client
 from rllm.trainer.reference import ModelScorer
+from rllm.types.addresses import require_base_url
 from rllm.types.messages import SamplingParams
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def require_servers(config: TrainConfig) -> None:
     key_of: dict[str, str] = {}
     for key, urls in dict(map(config.servers_of, config.named_policies)).items():
         for url in urls:
-            if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith("/v1"):
+            if not require_base_url(f"`{key}`", url).endswith("/v1"):
                 raise ConfigError(f"`{key}` has {url!r}; write addresses such as http://10.0.0.7:8000/v1.")
             if (other := key_of.setdefault(_address(url), key)) != key:
                 raise ConfigError(

@@ -21,6 +21,34 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
+def require_base_url(what: str, url: str) -> str:
+    """Return the base URL of a server, without a slash at its end.
+
+    Raises ConfigError for a text that is no such URL, and for one with a user, a password, a query or a
+    fragment: paths are joined to it, and it is written into files. Nothing that may be a key is repeated.
+    """
+    shown = url.partition("?")[0].partition("#")[0]
+    shown = shown if "@" not in shown else f"…@{shown.rpartition('@')[2]}"
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        is_url, parts = False, urlsplit("")
+    if not is_url:
+        raise ConfigError(f"{what} is {shown!r}, which is no base URL; write http://127.0.0.1:8000/v1.")
+    if parts.username or parts.password:
+        raise ConfigError(
+            f"{what} {shown} has a name or password in it, which would end in a file in clear text; put the "
+            "key into OPENAI_API_KEY."
+        )
+    if parts.query or parts.fragment:
+        raise ConfigError(
+            f"{what} {shown} has a query behind it (`?…`), which no path can be joined to; leave it out, and "
+            "put a key into OPENAI_API_KEY."
+        )
+    return url.rstrip("/")
+
+
 def public_addresses(host: str, resolve: Callable[[str], Sequence[Address]]) -> list[Address]:
     """The addresses of a host, as `host_of` gives it, all of them public; none of a name that is not known
     here. Raises ConfigError for a host that has one that is not public."""

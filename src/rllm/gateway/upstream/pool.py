@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rllm.errors import ConfigError, RequestRefused
+from rllm.types.addresses import require_base_url
 
 FAILURES_BEFORE_OUT = 3
 """Answers with a 5xx, or connections that were not made in time, in a row. A server that refuses its
@@ -301,14 +302,6 @@ class UpstreamPool:
 
 def base_url(url: str) -> str:
     """A server's API URL: `/v1` is added where only a host is given. Raises ConfigError for no URL."""
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
-        usable, parts = False, urlsplit("")
-    if not usable or parts.query or parts.fragment:
-        raise ConfigError(f"The upstream {url!r} is no base URL; give one such as http://127.0.0.1:8000/v1.")
-    if parts.username or parts.password:
-        raise ConfigError("An upstream URL holds a user name or password; give the key with `api_key`.")
+    parts = urlsplit(require_base_url("The upstream", url))
     path = parts.path.rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
