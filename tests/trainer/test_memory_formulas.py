@@ -102,6 +102,7 @@ def test_the_fullest_pass_of_several_meets_all_gradients_and_the_only_one_makes_
     assert only.most < first_of_two.most
     kept = pass_memory(replace(MODEL, keeps_gradients=True), rows(4))
     assert kept.most == first_of_two.most
+    assert pass_memory(MODEL, rows(5)).most < first_of_two.most, "a small pass meets them behind a full one"
 
 
 def test_a_pass_keeps_less_with_an_adapter_in_16_bits_or_layers_that_are_computed_again() -> None:

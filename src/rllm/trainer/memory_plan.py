@@ -52,7 +52,7 @@ PROCESS = 450_000_000
 """Bytes of Python, torch and all other libraries, and of the threads that episodes run in; measured."""
 OF_GATEWAY, OF_ADAPTER = 130_000_000, 130_000_000
 """Bytes that come to it for programs behind the gateway, and for an adapter and its library; measured."""
-FRAGMENTS = 0.22
+FRAGMENTS = 0.3
 """Share of the activations that stands between them, free and too small to be used; measured on CPUs."""
 MUON_COPIES = 5
 """The number of copies of the largest matrix: the direction, its normed copy, the next one, and two products
@@ -348,18 +348,20 @@ def initial_config(path: str) -> dict[str, Any]:
 def _longest(config: TrainConfig, num_ranks: int) -> list[tuple[str, list[TrainingSample]]]:
     """(moment, rows of one update of one process), each as long as it may be.
 
-    In a conversation of one turn all that is not sampled is the prompt. What longer ones begin with is not
-    known before they are played: half of them is taken to be it. Of rows that fill several passes, so many
-    are made as fill more than one.
+    In a conversation of one turn all that is not sampled is the prompt. Of longer ones it is not known: those
+    of programs are taken to have half of them as a prompt, others to share nothing. Of rows that fill several
+    passes, so many are made as fill two.
     """
     rollout, length = config.rollout, config.inference.max_context
     num_trained = min(rollout.max_turns * rollout.max_tokens_per_turn or length, length - 1)
-    num_answered = num_trained if rollout.max_turns == 1 else min(num_trained, length // 2)
-    enough = (config.optimizer.micro_batch_tokens or ALL) // num_trained + 2
+    enough = 2 * (config.optimizer.micro_batch_tokens or ALL) // num_trained + 2
+    is_program, is_one_turn = bool(config.task.program), rollout.max_turns == 1
     moments: list[tuple[str, list[TrainingSample]]] = []
     if config.steps:
         groups = -(-rollout.tasks_per_step // (config.algorithm.updates_per_step * num_ranks))
-        rows = like_rows(min(groups, enough), rollout.group_size, length, num_answered, is_shared=True)
+        answer = min(num_trained, length // 2) if is_program else num_trained
+        is_shared = is_program or is_one_turn
+        rows = like_rows(min(groups, enough), rollout.group_size, length, answer, is_shared=is_shared)
         moments.append(("update", rows))
     if config.warm_start.steps:
         demonstrations = -(-config.warm_start.episodes_per_step // num_ranks)

@@ -73,38 +73,56 @@ class PassMemory:
 
 
 def pass_memory(model: PassModel, rows: Sequence[TrainingSample]) -> PassMemory:
-    """The fullest pass of an update on `rows`."""
+    """The pass of an update on `rows` that needs most: the first one, which makes the gradients, or the
+    fullest of those behind it, which meet them."""
     weighted_rows = [
         WeightedRow(index=index, sample=row, weights_T=row.trainable_T.astype(np.float64))
         for index, row in enumerate(rows)
     ]
     passes = packed_trees(weighted_rows, model.optimizer.micro_batch_tokens, whole_groups=model.whole_groups)
-    trees = max(passes, key=_num_tokens)
     # It keeps a constant for all later calls, which needs its contents.
     rms_norm(torch.ones(1, 1), torch.ones(1), model.shape.norm_eps)
+    first, later = passes[0], max(passes[1:], key=_num_tokens, default=[])
+    if model.keeps_gradients:
+        first, later = [], max(passes, key=_num_tokens)
+    memories: list[PassMemory] = []
+    if _num_tokens(first) > _num_tokens(later):
+        memories.append(_measured_pass(model, first, meets_gradients=False, is_only=len(passes) == 1))
+    if later:
+        memories.append(_measured_pass(model, later, meets_gradients=True, is_only=len(passes) == 1))
+    return max(memories, key=lambda memory: memory.most)
+
+
+def _measured_pass(
+    model: PassModel, trees: Sequence[PrefixTree], *, meets_gradients: bool, is_only: bool
+) -> PassMemory:
     without_contents = FakeTensorMode(allow_non_fake_inputs=True)
     with without_contents:
         backend = _backend(model)
     there = [*backend.model.parameters(), *backend.model.buffers(), *backend._weights.by_name.values()]
     with without_contents, LiveBytes(there) as live:
-        if len(passes) > 1 or model.keeps_gradients:  # gradients of the passes before are there
-            for each in backend._weights.by_name.values():
-                each.grad = torch.empty_like(each)
+        if meets_gradients:
+            for weight in backend._weights.by_name.values():
+                weight.grad = torch.empty_like(weight)
         rows_of_pass = [row for tree in trees for row in tree.rows]
         # All of them in one batch: how rows are divided was decided above.
         (batch,) = micro_batches(rows_of_pass, ALL, CPU, whole_groups=model.whole_groups)
         terms_M = _values(backend, batch) if model.is_critic else _losses(backend, batch, model.with_entropy)
         total = (terms_M * batch.weights_M).sum()
-        num_kept = live.now
+        num_kept = live.now - meets_gradients * _gradient_bytes(backend)
         total.backward()
         return PassMemory(
             most=live.most,
-            gradients=sum(4 * each.numel() for each in backend._weights.by_name.values()),
+            gradients=_gradient_bytes(backend),
             num_kept=num_kept,
             tokens=len(batch.tokens_N),
             trained_tokens=len(batch.weights_M),
-            is_only=len(passes) == 1,
+            is_only=is_only,
         )
+
+
+def _gradient_bytes(backend: Any) -> int:
+    return sum(4 * weight.numel() for weight in backend._weights.by_name.values())
 
 
 class LiveBytes(TorchDispatchMode):
