@@ -2,12 +2,14 @@
 
     GET  /api/datasets/REPO/revision/REVISION        what files there are, with checksums
     GET  /api/models/REPO/revision/REVISION          the same of a model, whose files are at /REPO/resolve/…
+    POST /api/repos/create, …/preupload/…, …/commit/… with the token hf_writer: a repository is filled
     HEAD /datasets/REPO/resolve/COMMIT/PATH          size and tag
     GET  the same                                    the bytes, from the Range that was asked for
 
 Anything else is answered by 404.
 """
 
+import base64
 import hashlib
 import json
 import threading
@@ -61,6 +63,31 @@ class _Handler(BaseHTTPRequestHandler):
             self._info(path.split("/", 3)[3])
         else:
             self._file(with_body=True)
+
+    def do_POST(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Authorization") != "Bearer hf_writer":
+            self._refuse(401, "")
+        elif path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+            self.server.repos.setdefault(name, {})
+            self._answer(json.dumps({"url": f"{self.server.endpoint}/{name}"}).encode())
+        elif "/preupload/" in path:
+            files = [{**file, "uploadMode": "regular"} for file in json.loads(body)["files"]]
+            answer = [{name: file[name] for name in ("path", "uploadMode")} for file in files]
+            self._answer(json.dumps({"files": [{**file, "shouldIgnore": False} for file in answer]}).encode())
+        elif "/commit/" in path:
+            repo = path.removeprefix("/api/models/").partition("/commit/")[0]
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    content = base64.b64decode(line["value"]["content"])
+                    self.server.repos[repo][line["value"]["path"]] = content
+            url = f"{self.server.endpoint}/{repo}/commit/{COMMIT}"
+            self._answer(json.dumps({"commitUrl": url, "commitOid": COMMIT, "success": True}).encode())
+        else:
+            self._answer(json.dumps({"errors": [], "warnings": []}).encode())  # of a card's settings
 
     def _info(self, path: str) -> None:
         repo, _, revision = path.partition("/revision/")

@@ -13,7 +13,7 @@ from rllm.build.models import (
     model_directory,
 )
 from rllm.cli.command import Group, example, json_option, print_json, trust_option
-from rllm.cli.model_files import export, import_model, pull
+from rllm.cli.model_files import export, import_model, pull, push
 from rllm.cli.model_setup import list_models, remove, setup, show, swap, test
 from rllm.cli.terminal import facts, out, print_next
 from rllm.errors import ArchitectureError
@@ -24,7 +24,7 @@ def command() -> None:
     """Set up models on servers, pull or create small ones here, and say what one holds."""
 
 
-for subcommand in (setup, list_models, show, swap, test, remove, pull, import_model, export):
+for subcommand in (setup, list_models, show, swap, test, remove, pull, push, import_model, export):
     command.add_command(subcommand)
 
 

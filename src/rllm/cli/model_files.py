@@ -7,6 +7,7 @@ import click
 
 from rllm.build.gguf_files import PRECISIONS, export_model, import_file
 from rllm.build.model_pull import SmallModel, check_pulled, find_small_model, pull_model, small_models
+from rllm.build.model_push import push_model
 from rllm.build.models import local_model_path, model_directory
 from rllm.cli.command import WordChoice, WritableFile, example, json_option, print_json
 from rllm.cli.terminal import facts, out, print_next, table
@@ -147,3 +148,27 @@ def export(model: str, path: Path, precision: str, as_json: bool) -> None:
             (["rllm", "model", "info", str(path)], "read it back"),
         ],
     )
+
+
+@click.command(
+    "push",
+    epilog=example(
+        "rllm model push runs/arithmetic-seed0 me/arithmetic-135m",
+        "rllm model push smollm2-trained me/smollm2-trained --private",
+    ),
+)
+@click.argument("model")
+@click.argument("repo", metavar="ORGANISATION/NAME")
+@click.option("--private", is_flag=True, help="Make a repository that only you can read.")
+@json_option
+def push(model: str, repo: str, private: bool, as_json: bool) -> None:
+    """Upload a model to the Hugging Face hub, with a model card: data, settings, figures with intervals.
+
+    MODEL is a run, for its trained model, a directory, or a name. The key is HF_TOKEN or that of `hf auth
+    login`.
+    """
+    address = push_model(model, repo, private=private)
+    if as_json:
+        print_json({"model": model, "repo": repo, "commit": address})
+        return
+    out().print(address, soft_wrap=True)

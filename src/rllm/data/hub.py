@@ -181,6 +181,35 @@ def cached_model(repo: str) -> Path:
     return snapshot
 
 
+def push_directory(directory: Path, repo: str, *, private: bool, endpoint: str | None = None) -> str:
+    """Upload the files of a model directory in one commit, and make the repository if it is not there.
+
+    Returns the address of the commit. Raises ConfigError that says what to do.
+    """
+    hub = _huggingface_hub()
+    if _MODEL_ID.fullmatch(repo) is None or "@" in repo:
+        raise ConfigError(f"{repo!r} is no name of a repository; write ORGANISATION/NAME.")
+    api = hub.HfApi(endpoint=endpoint or hub.constants.ENDPOINT)
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        commit = api.upload_folder(
+            folder_path=directory,
+            repo_id=repo,
+            commit_message="Upload with rLLM",
+            ignore_patterns=["manifest.json"],
+        )
+    except (hub.errors.HfHubHTTPError, hub.errors.LocalTokenNotFoundError) as error:
+        raise ConfigError(
+            f"{repo} cannot be written ({_first_line(error)}); set HF_TOKEN to a token of yours with the "
+            "right to write, and check the name."
+        ) from error
+    except _unreachable(hub) as error:
+        raise ConfigError(
+            f"The hub cannot be reached ({_first_line(error)}); connect, and push again."
+        ) from error
+    return str(commit.commit_url)
+
+
 def _matching(repo: str, revision: str, patterns: list[str], names: list[str]) -> list[str]:
     unique_names: dict[str, None] = {}
     for pattern in patterns:
