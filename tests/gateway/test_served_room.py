@@ -76,4 +76,4 @@ def test_less_than_one_conversation_is_refused_before_any_model_is_loaded(tmp_pa
     from rllm.config.loader import load_config
 
     with pytest.raises(ConfigError, match=r"`inference.cache_tokens` is 100, .*`inference.max_context` 512"):
-        load_config(["inference.cache_tokens=100"])
+        load_config(["inference.cache_tokens=100", "inference.max_context=512"])

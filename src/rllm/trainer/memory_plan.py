@@ -605,9 +605,8 @@ def _most_beyond_shards(memory: PassMemory, of: PassModel, shards: int, before: 
     layer, vocabulary = layer_parameters(of.shape), vocabulary_parameters(of.shape)
     at_last = (2 * element + FLOAT) * layer
     at_others = at_last + (element + FLOAT) * layer + FLOAT * layer // shards
-    recomputes = of.optimizer.gradient_checkpointing  # then a layer keeps what enters it alone
-    entering = element * memory.tokens * of.shape.hidden_size
-    at_others -= entering if recomputes else memory.num_kept // of.shape.num_layers
+    if not of.optimizer.gradient_checkpointing:  # else a layer keeps next to nothing
+        at_others -= memory.num_kept // of.shape.num_layers
     output = FLOAT * of.shape.vocab_size * of.shape.hidden_size
     return element * vocabulary + max(
         activations + output + max(at_last, at_others) - before, 2 * FLOAT * vocabulary
