@@ -61,7 +61,7 @@ class ChoiceFacts:
     model: ModelFacts
 
     @property
-    def is_tuned_for(self) -> str:
+    def reason(self) -> str:
         """The model, for reasons."""
         if self.model.from_scratch:
             return "model made from random weights here"
@@ -189,15 +189,15 @@ def _fit(config: TrainConfig | SupervisedConfig, facts: ChoiceFacts) -> list[Key
 
 def _learning_rate(facts: ChoiceFacts) -> tuple[float, str]:
     if facts.model.from_scratch:
-        return SCRATCH_RATES[facts.kind], facts.is_tuned_for
+        return SCRATCH_RATES[facts.kind], facts.reason
     count = facts.model.num_parameters or 10 * REFERENCE_PARAMETERS
     rate = REFERENCE_RATES[facts.kind] * math.sqrt(REFERENCE_PARAMETERS / count)
-    return float(f"{rate * (ADAPTER_FACTOR if facts.has_adapter else 1.0):.2g}"), facts.is_tuned_for
+    return float(f"{rate * (ADAPTER_FACTOR if facts.has_adapter else 1.0):.2g}"), facts.reason
 
 
 def _warmup_steps(facts: ChoiceFacts) -> tuple[int, str]:
     if facts.model.from_scratch or facts.kind != "train":
-        return 0, facts.is_tuned_for
+        return 0, facts.reason
     return min(WARMUP_STEPS, -(-facts.steps // 6)), f"pretrained, {facts.steps} steps"
 
 
@@ -205,7 +205,7 @@ def _max_tokens_per_turn(facts: ChoiceFacts) -> tuple[int, str]:
     if facts.is_program:
         return 0, "the program sends its own limit"
     if facts.model.from_scratch:
-        return SCRATCH_TURN, facts.is_tuned_for
+        return SCRATCH_TURN, facts.reason
     return min(TURN, (facts.model.max_positions or 4 * TURN) // 4), "room to think for a pretrained model"
 
 
@@ -215,20 +215,20 @@ def _max_context(facts: ChoiceFacts) -> tuple[int, str]:
     positions = facts.model.max_positions
     if positions is not None and positions <= limit:
         return positions, "all positions of the model"
-    return limit, facts.is_tuned_for
+    return limit, facts.reason
 
 
 def _imitation_steps(facts: ChoiceFacts) -> tuple[int, str]:
     if not facts.has_expert:
         return 0, "no expert to imitate"
     if facts.model.from_scratch:
-        return IMITATION_STEPS, facts.is_tuned_for
+        return IMITATION_STEPS, facts.reason
     return 0, "a pretrained model begins with rewards"
 
 
 def _imitation_rate(facts: ChoiceFacts) -> tuple[float, str]:
     if facts.model.from_scratch:
-        return IMITATION_RATE, facts.is_tuned_for
+        return IMITATION_RATE, facts.reason
     return _learning_rate(facts)
 
 
