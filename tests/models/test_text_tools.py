@@ -13,7 +13,7 @@ from rllm.errors import ConfigError
 from rllm.models.builtin import create_model
 from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.rendering.chat import ChatRenderer, Conversation
-from rllm.rendering.text_tools import description_of
+from rllm.rendering.text_tools import describe_tools
 from rllm.rendering.writing import AnswerWriter
 from rllm.store.episodes import EpisodeStore
 from rllm.types.chat_forms import ChatForm
@@ -102,7 +102,7 @@ def test_a_template_without_tools_offers_them_as_text_and_reads_calls_back(
     assert (answer.content.strip(), [call.name for call in answer.calls]) == ("I look it up.", ["look_up"])
     assert json.loads(answer.calls[0].arguments) == {"word": "fjord", "limit": 1}
     prompt = renderer.text_that_asks([ASK], TOOLS)
-    assert description_of(TOOLS) in prompt
+    assert describe_tools(TOOLS) in prompt
     assert f"\nlook_up(word: string, limit: integer) {TOOLS[0]['function']['description']}\n" in prompt
     assert '{"name": "look_up", "arguments": {"word": "...", "limit": 1}}' in prompt
     assert "You are helpful." not in prompt
@@ -128,7 +128,7 @@ def test_a_conversation_with_tools_is_one_row(directory: Path) -> None:
 def test_tools_stand_behind_what_the_agent_says_of_itself(native: Path, tmp_path: Path) -> None:
     renderer = ChatRenderer(HuggingFaceTokenizer(_with_template(native, tmp_path / "model", WITH_SYSTEM)))
     prompt = renderer.text_that_asks([{"role": "system", "content": "Be brief."}, ASK], TOOLS)
-    assert prompt.startswith(f"<|system|>Be brief.\n\n{description_of(TOOLS)}")
+    assert prompt.startswith(f"<|system|>Be brief.\n\n{describe_tools(TOOLS)}")
     assert renderer.text_that_asks([ASK]) == (
         "<|system|>You are helpful.<|end|><|user|>What is a fjord?<|end|><|assistant|>"
     )
@@ -137,7 +137,7 @@ def test_tools_stand_behind_what_the_agent_says_of_itself(native: Path, tmp_path
 def test_without_system_messages_the_tools_stand_before_the_question(native: Path, tmp_path: Path) -> None:
     renderer = ChatRenderer(HuggingFaceTokenizer(_with_template(native, tmp_path / "model", ALTERNATING)))
     prompt = renderer.text_that_asks([ASK], TOOLS)
-    assert prompt == f"<|user|>{description_of(TOOLS)}\n\nWhat is a fjord?<|end|><|assistant|>"
+    assert prompt == f"<|user|>{describe_tools(TOOLS)}\n\nWhat is a fjord?<|end|><|assistant|>"
 
 
 def test_native_is_refused_where_the_template_has_no_tools(directory: Path) -> None:
@@ -151,8 +151,8 @@ def test_a_template_with_tools_keeps_its_own_form_unless_text_is_chosen(native: 
         ChatRenderer(HuggingFaceTokenizer(native, form=ChatForm(tool_form=form))).text_that_asks([ASK], TOOLS)
         for form in ("native", "text")
     )
-    assert description_of(TOOLS) not in own
-    assert description_of(TOOLS) in text
+    assert describe_tools(TOOLS) not in own
+    assert describe_tools(TOOLS) in text
 
 
 def test_a_demonstrated_call_is_written_as_the_model_is_to_write_it(directory: Path) -> None:
@@ -204,7 +204,7 @@ def test_parameters_are_told_by_their_types() -> None:
             "required": ["table"],
         },
     }
-    first, second, *_ = description_of([{"type": "function", "function": function}]).splitlines()[1:]
+    first, second, *_ = describe_tools([{"type": "function", "function": function}]).splitlines()[1:]
     where = '{"type": "object", "properties": {"x": {"type": "number"}}}'
     assert first == f'find(table: "users"|"orders", ids?: list of integer, where?: {where}) Find rows.'
     assert second == "  ids: Their numbers."

@@ -112,7 +112,7 @@ def test_a_large_checkpoint_is_written_less_often_but_four_times_a_run(
 def test_a_token_of_a_deep_model_is_measured_on_a_few_of_its_layers(pretrained: Path) -> None:
     (model,) = learned_models(load_config([f"model.path={pretrained}"]))
     few = fitting.bytes_of_token(model)
-    whole = (1.0 + memory_plan.FRAGMENTS) * fitting._bytes_of(model, model.shape.num_layers)
+    whole = (1.0 + memory_plan.FRAGMENTS) * fitting._weight_bytes(model, model.shape.num_layers)
     assert few == pytest.approx(whole, rel=0.03)
 
 

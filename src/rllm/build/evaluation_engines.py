@@ -15,7 +15,7 @@ from rllm.build.asked import Asked
 from rllm.build.configs import MAX_EVAL_CONTEXT
 from rllm.build.connection_check import try_model
 from rllm.build.gateways import upstream_policy
-from rllm.build.models import form_for, local_client, model_directory
+from rllm.build.models import local_client, model_directory, resolve_form
 from rllm.build.program_player import PROGRAM_DEFAULTS, gateway_before, local_policy
 from rllm.build.providers import ModelPlace
 from rllm.config.loader import load_config
@@ -211,7 +211,7 @@ def _local(request: Asked, config: TrainConfig, asks_questions: bool) -> ModelCl
         model_directory(Path(request.place.path)),
         device=config.model.device,
         dtype=dtype_named(request.dtype),
-        form=form_for(Path(request.place.path), request.form),
+        form=resolve_form(Path(request.place.path), request.form),
         trust_remote_code=request.trust_remote_code,
     )
     model.tokenizer.require_chat_template()
@@ -253,7 +253,7 @@ def program_client(
         model_directory(path),
         device=config.model.device,
         dtype=dtype_named(dtype),
-        form=form_for(path, form),
+        form=resolve_form(path, form),
         trust_remote_code=trust_remote_code,
     )
     inference = replace(config.inference, lockstep=False)

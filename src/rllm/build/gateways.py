@@ -7,7 +7,7 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
-from rllm.build.models import form_for, local_client, model_directory
+from rllm.build.models import local_client, model_directory, resolve_form
 from rllm.build.providers import ModelPlace, Protocol
 from rllm.config.schema import InferenceConfig
 from rllm.errors import ConfigError, MissingExtraError
@@ -340,7 +340,7 @@ async def model_gateway(
             directory,
             device=device,
             dtype=dtype_named(dtype),
-            form=form_for(model, form),
+            form=resolve_form(model, form),
             trust_remote_code=trust_remote_code,
         )
         client = local_client(

@@ -57,7 +57,7 @@ def initial_model_path(model: str, base_url: str = "") -> str:
     return str(model_directory(path)) if not place.path.startswith(BUILTIN) and is_run(path) else place.path
 
 
-def form_for(path: Path, form: ChatForm) -> ChatForm:
+def resolve_form(path: Path, form: ChatForm) -> ChatForm:
     """The form of conversations with the model at `path`: `form`, or where that is the model's own and `path`
     is a run, the one that it was trained with."""
     if form != OWN_FORM or str(path).startswith(BUILTIN) or not is_run(path):
@@ -189,11 +189,11 @@ def model_description(directory: Path, *, trust_remote_code: bool = False) -> di
         "incremental_template": model.template_is_incremental,
         "chat_template": model.tokenizer.has_chat_template,
         "named_templates": list(NAMES),
-        "tools": _tools_of(model),
+        "tools": _tool_facts(model),
     }
 
 
-def _tools_of(model: "LoadedModel") -> dict[str, str]:
+def _tool_facts(model: "LoadedModel") -> dict[str, str]:
     """Return the form in which tools are offered to the model, and the one in which it writes calls."""
     from rllm.rendering.tools import tool_format_of
 

@@ -18,9 +18,9 @@ from rllm.build.chatting import ChatSettings, LiveChat, hold_chat
 from rllm.build.providers import resolve_model
 from rllm.cli.command import (
     WordChoice,
+    chat_form,
     chat_template_option,
     example,
-    form_of,
     json_option,
     max_thinking_tokens_option,
     option,
@@ -102,7 +102,7 @@ class ChatOptions:
             system=self.system,
             tools=self.tools,
             dtype=self.dtype,
-            form=form_of(self),
+            form=chat_form(self),
             trust_remote_code=self.trust_remote_code,
             threads=self.threads,
             temperature=self.temperature,

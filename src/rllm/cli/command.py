@@ -193,7 +193,7 @@ class FormOptions(Protocol):
     def max_thinking_tokens(self) -> int: ...
 
 
-def form_of(options: FormOptions) -> ChatForm:
+def chat_form(options: FormOptions) -> ChatForm:
     """The form of conversations that a command's options describe."""
     return ChatForm(
         tool_form=options.tool_form,

@@ -13,8 +13,8 @@ from rllm.build.sampling import assignments_of
 from rllm.cli.command import (
     WordChoice,
     argument,
+    chat_form,
     chat_template_option,
-    form_of,
     json_option,
     max_thinking_tokens_option,
     option,
@@ -230,7 +230,7 @@ class EvalOptions:
             model_timeout_s=self.model_timeout_s,
             threads=self.threads,
             dtype=self.dtype,
-            form=form_of(self),
+            form=chat_form(self),
             trust_remote_code=self.trust_remote_code,
             judge=self.judge,
             select=self.select,

@@ -33,8 +33,8 @@ from rllm.engine.rollout import (
 from rllm.engine.settings import (
     client_for,
     copy_of,
+    limit_patience,
     limits_of,
-    patience_with,
     require_settings,
     sampling_of,
     silence_limit_s,
@@ -158,7 +158,7 @@ class AgentExecutionEngine:
         )
         self.limits = replace(
             limits,
-            patience=patience_with([self.client], limits.patience),
+            patience=limit_patience([self.client], limits.patience),
             model_timeout_s=silence_limit_s([self.client], model_timeout_s),
         )
         self.pulse = ModelPulse()

@@ -24,7 +24,7 @@ from rllm.engine.environment_pool import EnvironmentPool
 from rllm.engine.failures import FailureBudget, contract_error_of
 from rllm.engine.published_client import PublishedClient
 from rllm.engine.records import Records
-from rllm.engine.settings import patience_with, require_settings, silence_limit_s, task_list
+from rllm.engine.settings import limit_patience, require_settings, silence_limit_s, task_list
 from rllm.engine.supervision import LoopWatchdog
 from rllm.engine.workflow_attempt import (
     EPISODE_TIMEOUT_S,
@@ -140,7 +140,7 @@ class AgentWorkflowEngine:
             roles=roles_checked(roles or {}, by_policy),
             budget=budget or TokenBudget(),
             seed=seed,
-            patience=patience_with(
+            patience=limit_patience(
                 by_policy.values(),
                 CallPatience(retries=api_retries, call_timeout_s=call_timeout_s, first_wait_s=retry_wait_s),
             ),

@@ -106,7 +106,7 @@ def limits_of(
     )
 
 
-def patience_with(clients: Iterable[Any], patience: CallPatience) -> CallPatience:
+def limit_patience(clients: Iterable[Any], patience: CallPatience) -> CallPatience:
     """The patience with these clients. The built-in engine may take as long as it likes: it is in this
     process, and a call that was given up would lose its place in the queue and be asked again."""
     return replace(patience, call_timeout_s=math.inf) if _are_built_in(clients) else patience

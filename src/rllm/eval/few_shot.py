@@ -68,16 +68,16 @@ def with_examples(
                 f"--few-shot shows right answers, and row {place} of {split} of `{benchmark.name}` has none; "
                 "leave it out."
             )
-        examples += [_messages_of(example)[-1], {"role": "assistant", "content": example["oracle"]}]
+        examples += [_task_messages(example)[-1], {"role": "assistant", "content": example["oracle"]}]
     return [_behind(task, examples) for task in tasks]
 
 
 def _behind(task: Mapping[str, Any], examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    own = _messages_of(task)
+    own = _task_messages(task)
     num_system = int(own[0]["role"] == "system")
     others = {name: value for name, value in task.items() if name != "question"}
     return {**others, "messages": [*own[:num_system], *examples, *own[num_system:]]}
 
 
-def _messages_of(task: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _task_messages(task: Mapping[str, Any]) -> list[dict[str, Any]]:
     return task.get("messages") or [{"role": "user", "content": task["question"]}]

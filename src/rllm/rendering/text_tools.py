@@ -43,10 +43,10 @@ def with_tools_as_text(
         else:
             plain.append(message)
         follows_results = message.get("role") == "tool"
-    return _with_description(plain, description_of(tools), takes_system=takes_system) if tools else plain
+    return _with_description(plain, describe_tools(tools), takes_system=takes_system) if tools else plain
 
 
-def description_of(tools: Sequence[Mapping[str, Any]]) -> str:
+def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     """The text that tells a model its tools and how to call them, with a call of the first one."""
     functions = [tool["function"] for tool in tools]
     listed = "\n".join(map(_signature, functions))

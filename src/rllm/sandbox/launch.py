@@ -232,7 +232,7 @@ def namespaces_fix(program: str) -> str:
     )
 
 
-def _fix_for(program: str) -> Callable[[], str]:
+def _install_hint(program: str) -> Callable[[], str]:
     return lambda: f". {namespaces_fix(_path_of(program))}. Nothing weaker is used instead."
 
 
@@ -240,12 +240,12 @@ SURROUNDINGS = {
     "bubblewrap": Surroundings(
         start=_bubblewrap,
         missing=_missing_on_linux("bwrap", probe=_bubblewrap_probe),
-        hint=_fix_for("bwrap"),
+        hint=_install_hint("bwrap"),
     ),
     "unshare": Surroundings(
         start=_unshare,
         missing=_missing_on_linux("unshare", "setpriv", probe=_unshare_probe),
-        hint=_fix_for("unshare"),
+        hint=_install_hint("unshare"),
     ),
     "subprocess": Surroundings(start=_subprocess, missing=_missing_on_linux()),
 }

@@ -155,13 +155,13 @@ def bytes_of_token(model: PassModel) -> int:
     Measured with two and with four layers; a model of one or two is measured as it is.
     """
     shape = model.shape
-    few, more = (_bytes_of(model, min(layers, shape.num_layers)) for layers in (2, 4))
+    few, more = (_weight_bytes(model, min(layers, shape.num_layers)) for layers in (2, 4))
     if shape.num_layers > 4:
         more = few + (more - few) * (shape.num_layers - 2) / 2
     return math.ceil((1.0 + FRAGMENTS) * more)
 
 
-def _bytes_of(model: PassModel, num_layers: int) -> float:
+def _weight_bytes(model: PassModel, num_layers: int) -> float:
     """Bytes of a token of a pass through so many layers, with next to no vocabulary."""
     shape = replace(model.shape, num_layers=num_layers, vocab_size=MEASURED_WORDS)
     optimizer = replace(model.optimizer, micro_batch_tokens=0)

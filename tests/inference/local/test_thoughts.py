@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rllm.build.models import form_for
+from rllm.build.models import resolve_form
 from rllm.config.loader import load_config
 from rllm.errors import ConfigError
 from rllm.gateway.local import LocalPolicy
@@ -141,9 +141,9 @@ def test_a_run_is_asked_in_the_form_that_it_was_trained_with(tmp_path: Path) -> 
             {"model": {"thinking": "off", "max_thinking_tokens": 5, "chat_template": "gone.jinja"}}
         )
     trained = ChatForm(thinking="off", max_thinking_tokens=5)
-    assert form_for(tmp_path / "run", OWN_FORM) == trained
-    assert form_for(tmp_path / "run", ChatForm(thinking="on")) == ChatForm(thinking="on")
-    assert form_for(tmp_path, OWN_FORM) == OWN_FORM
+    assert resolve_form(tmp_path / "run", OWN_FORM) == trained
+    assert resolve_form(tmp_path / "run", ChatForm(thinking="on")) == ChatForm(thinking="on")
+    assert resolve_form(tmp_path, OWN_FORM) == OWN_FORM
 
 
 def test_servers_close_no_thought() -> None:
