@@ -49,7 +49,7 @@ NUM_PASS_TASKS, NUM_ATTEMPTS = 16, 8
 """Test tasks, and attempts at each, of pass@8."""
 CONSTANTS: dict[str, Callable[[dict[str, Any]], Hashable]] = {
     "calculator": lambda task: task["command"],
-    "constraints": lambda task: task["task_id"],
+    "constraints": lambda task: task["case"],
     "documents": lambda task: task["answer"],
     "extract": lambda task: str(task["answer"]),
     "lights": lambda task: tuple(task["colours"].index(light) < 2 for light in task["lights"]),
@@ -58,7 +58,7 @@ CONSTANTS: dict[str, Callable[[dict[str, Any]], Hashable]] = {
     "word_problems": lambda task: task["sign"],
 }
 """What one answer to all tasks has to fit: a sentence, a number, an order of stopping and going; or one way
-to answer, such as the same sign for all word problems, with the right numbers."""
+to answer, such as one case for all sentences, or one sign for all word problems."""
 SIGNAL_UNTIL = 0.9
 """Success up to which groups are to carry signal."""
 
