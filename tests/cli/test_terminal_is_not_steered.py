@@ -179,6 +179,7 @@ def scenarios(number: int, url: str) -> dict[str, list[tuple[bool, tuple[str, ..
             (False, ("--compare", "one", "two")),
             (True, ("--rescore", "one")),
         ],
+        "chat": [(True, ("--model", FOREIGN))],
         "cluster status": [(False, ("--address", FOREIGN))],
         "cluster check": [(False, ("--address", FOREIGN))],
         "benchmark list": [(False, ("--search", FOREIGN))],
@@ -229,6 +230,10 @@ def scenarios(number: int, url: str) -> dict[str, list[tuple[bool, tuple[str, ..
         "runs replay": [(False, ("run",))],
         "model create": [(True, (f"{SEEN}\x1b[2J",))],
         "model info": [(True, ("odd",)), (True, ("bad",))],
+        "model pull": [(True, (FOREIGN,))],
+        "model import": [(True, (FOREIGN, "into"))],
+        "model export": [(True, (FOREIGN, "--gguf", "out.gguf"))],
+        "model push": [(True, (FOREIGN, "me/name"))],
         "model setup": [(True, ("mine", "--base-url", url))],
         "model list": [(True, ())],
         "model show": [(True, (FOREIGN,))],
@@ -340,5 +345,5 @@ def test_nobody_prints_past_the_screen() -> None:
     assert not past
 
 
-PRINTERS = {"cli/main.py", "cli/command.py", "cli/serve.py"}
-"""Who prints JSON, versions and errors."""
+PRINTERS = {"cli/main.py", "cli/command.py", "cli/serve.py", "cli/chat.py"}
+"""Who prints JSON, versions and errors; the chat escapes the pieces of an answer itself."""

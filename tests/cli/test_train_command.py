@@ -327,19 +327,20 @@ def test_a_dry_run_refuses_what_one_process_cannot_do(rllm: Rllm, tmp_path: Path
     assert refused(rllm("train", "frozenlake", *tensor, "--output", tmp_path, "--dry-run"), "multiple")
 
 
-def test_a_dry_run_warns_of_a_model_that_cannot_fit_and_a_run_refuses_it(rllm: Rllm, tmp_path: Path) -> None:
+def test_a_model_that_cannot_fit_is_refused_by_a_dry_run_and_a_run_unless_it_is_forced(
+    rllm: Rllm, tmp_path: Path
+) -> None:
     """The plan may be one for another machine."""
     create_model(tmp_path / "large", "tiny")
     path = tmp_path / "large" / "config.json"
     sizes = {"hidden_size": 65_536, "head_dim": 65_536, "num_hidden_layers": 900}
     path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
     words = ("train", "frozenlake", "--model", tmp_path / "large")
-    planned = rllm(*words, "--dry-run")
-    assert planned.exit_code == 0
-    warning = " ".join(planned.output.split())
-    for word in ("the run may need", "GB", "the machine has", "`lora.rank`"):
-        assert word in warning
-    assert refused(rllm(*words), "Weights, gradients and optimizer", "GB", "the machine has", "`lora.rank`")
+    assert rllm(*words, "--dry-run", "--force").exit_code == 0
+    assert refused(rllm(*words), "GB", "the machine has", "`lora.rank`")
+    planned = rllm(*words, "--dry-run")  # the plan is printed all the same
+    assert planned.exit_code == 2
+    assert "`lora.rank`" in planned.stderr
 
 
 def test_a_context_beyond_the_model_s_is_refused_by_a_dry_run_too(rllm: Rllm) -> None:

@@ -60,19 +60,19 @@ def test_of_questions_the_commonest_answer_is_the_best_constant() -> None:
     tasks = [{"oracle": answer} for answer in ("7", "7", "3", "7")]
     returns = answer_baselines(task_oracle)(tasks)
     assert returns == {
-        "random": [0.75, 0.75, 0.25, 0.75],
+        "random": [2 / 3, 2 / 3, 0.0, 2 / 3],
         "always 7": [1.0, 1.0, 0.0, 1.0],
         "optimum": [1.0, 1.0, 1.0, 1.0],
     }
-    # A draw from all answers is right with the sum of the squares of their shares.
-    assert mean(returns["random"]) == pytest.approx(0.75**2 + 0.25**2)
+    # Of the 4 * 3 ordered pairs of tasks, 3 * 2 share an answer.
+    assert mean(returns["random"]) == pytest.approx(6 / 12)
 
 
-def test_answers_that_nearly_all_differ_have_no_baselines() -> None:
+def test_a_samples_own_answers_are_worth_nothing_to_simple_policies() -> None:
     programs = [{"oracle": f"print({number})"} for number in range(4)]
-    assert answer_baselines(task_oracle)(programs) == {}
-    assert answer_baselines(task_oracle)([{"oracle": answer} for answer in "AABC"]) == {}
-    assert "always A" in answer_baselines(task_oracle)([{"oracle": answer} for answer in "AABCBC"])
+    assert answer_baselines(task_oracle)(programs) == {"random": [0.0] * 4, "optimum": [1.0] * 4}
+    assert answer_baselines(task_oracle)(programs[:1]) == {"random": [0.0], "optimum": [1.0]}
+    assert "always A" in answer_baselines(task_oracle)([{"oracle": answer} for answer in "AABC"])
 
 
 def test_questions_without_a_right_answer_have_no_baselines() -> None:

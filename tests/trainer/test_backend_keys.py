@@ -90,7 +90,13 @@ def test_changing_a_key_changes_what_is_executed(
         return weights.tolist(), passes, model.recomputes, len(caplog.records), outcome
 
     # A limit on the norm is what `on_bad_update` is about, so there has to be one.
-    base = OptimizerConfig(max_norm_factor=20.0 if key == "on_bad_update" else 0.0)
+    base = OptimizerConfig(
+        learning_rate=1e-3,
+        warmup_steps=0,
+        micro_batch_tokens=16_384,
+        logits_mb=512.0,
+        max_norm_factor=20.0 if key == "on_bad_update" else 0.0,
+    )
     if key == "on_bad_update":
         with pytest.raises(NumericsError, match="running norm"):
             executed(base)
@@ -125,7 +131,7 @@ def test_a_key_that_a_backend_does_not_know_is_refused_unless_it_is_left_alone()
 
 @pytest.mark.parametrize(
     "changes",
-    [{"schedule": "step"}, {"on_bad_update": "ignore"}, {"logits_mb": 0.0}, {"name": "sgd"}],
+    [{"schedule": "step"}, {"on_bad_update": "ignore"}, {"logits_mb": -1.0}, {"name": "sgd"}],
     ids=str,
 )
 def test_a_value_that_means_nothing_is_refused(changes: dict[str, Any]) -> None:

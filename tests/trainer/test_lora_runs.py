@@ -255,9 +255,9 @@ def test_an_adapter_beside_random_weights_is_made_and_remarked_on(
 def test_a_layer_that_the_model_does_not_have_is_named_with_those_it_has(
     letters: ModuleType, tmp_path: Path
 ) -> None:
-    trainer = letters.make_trainer(tmp_path / "run", {"lora": {"rank": 4, "targets": ["q_proj", "query"]}})
+    changes = {"lora": {"rank": 4, "targets": ["q_proj", "query"]}}
     with pytest.raises(ConfigError, match=r"`lora\.targets` has 'query'.*down_proj, gate_proj.*v_proj"):
-        trainer.train()
+        letters.make_trainer(tmp_path / "run", changes).train()
 
 
 def test_moments_in_8_bits_are_refused_where_every_matrix_is_too_small_for_them(

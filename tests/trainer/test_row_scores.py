@@ -34,19 +34,21 @@ def _scorer(*scores: list[float]) -> Any:
 
 def test_the_trainers_numbers_take_the_place_of_the_samplers_and_the_widest_gap_is_told() -> None:
     rows = [_row([None, -1.0, -2.0]), _row([None, -0.5])]
-    (one, other), gap = with_old_logprobs(rows, _scorer([9.0, -1.25, -1.5], [0.0, -0.75]))
+    (one, other), facts = with_old_logprobs(rows, _scorer([9.0, -1.25, -1.5], [0.0, -0.75]))
     assert one.logprobs_T.tolist() == [9.0, -1.25, -1.5]
     assert one.rollout_logprobs_T is rows[0].logprobs_T
     assert other.logprobs_T.tolist() == [0.0, -0.75]
-    assert gap == 0.5, "of tokens that were sampled"
-    assert with_old_logprobs([], _scorer()) == ([], 0.0)
-    assert with_old_logprobs([_row([None])], _scorer([3.0]))[1] == 0.0
+    assert facts["logprob_gap_sampler"] == 0.5, "of tokens that were sampled"
+    nothing = {"logprob_gap_sampler": 0.0, "sampler_kl": 0.0}
+    assert with_old_logprobs([], _scorer()) == ([], nothing)
+    assert with_old_logprobs([_row([None])], _scorer([3.0]))[1] == nothing
 
 
 @pytest.mark.parametrize("scores", [(np.nan, -0.75), (-0.75, np.nan)])
 def test_the_widest_gap_is_no_number_where_one_of_them_is_none(scores: tuple[float, float]) -> None:
     rows = [_row([None, -1.0]), _row([None, -1.0])]
-    assert np.isnan(with_old_logprobs(rows, _scorer(*([0.0, score] for score in scores)))[1])
+    facts = with_old_logprobs(rows, _scorer(*([0.0, score] for score in scores)))[1]
+    assert np.isnan(facts["logprob_gap_sampler"])
 
 
 def test_a_divergence_is_a_mean_over_trained_tokens_and_paid_for_token_by_token() -> None:

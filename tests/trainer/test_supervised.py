@@ -83,7 +83,15 @@ def test_an_undisturbed_run_is_complete_and_learned_something(uninterrupted: Uni
     assert summary["parameters_sha256"] == result["parameters"]
     assert summary["trained_tokens"] == sum(line.get("trained_tokens", 0) for line in result["metrics"])
     assert result["lies in the run"] == [
-        *("checkpoints", "config.json", "curve.png", "initial_model", "lock", "machine.json"),
+        *(
+            "checkpoints",
+            "config.json",
+            "curve.png",
+            "defaults.json",
+            "initial_model",
+            "lock",
+            "machine.json",
+        ),
         *("metrics.jsonl", "model", "summary.json"),
     ]
     assert result["left over"] == []

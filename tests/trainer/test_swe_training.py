@@ -153,7 +153,9 @@ def test_a_context_that_does_not_hold_the_issue_is_refused_before_anything_is_tr
 def test_the_recipe_of_deepswe_resolves_without_a_download() -> None:
     example = Path(__file__).parents[2] / "examples" / "deepswe"
     words = ["train", str(example / "rows.jsonl"), "--config", str(example / "deepswe.toml")]
-    ended = CliRunner().invoke(rllm, [*words, "--model", str(example / "qwen3-32b"), "--dry-run", "--json"])
+    ended = CliRunner().invoke(
+        rllm, [*words, "--model", str(example / "qwen3-32b"), "--dry-run", "--force", "--json"]
+    )
     assert ended.exit_code == 0, ended.output
     plan = json.loads(ended.stdout)
     assert plan["derived"]["episodes_per_step"] == 512

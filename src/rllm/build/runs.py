@@ -107,9 +107,11 @@ class RunOptions:
         config = _with_estimators(load_config(config, [*self.assignments, *backend]), self.estimators or {})
         if find_small_model(config.model.path) is not None:
             config.model.path = str(pull_model(config.model.path))
-        choices = settle_defaults(config, self.output, has_expert=has_expert, is_program=not plays_agent)
-        require_backend(config, plays_agent=plays_agent)
         require_cluster(config)
+        choices = settle_defaults(
+            config, Path(self.output), has_expert=has_expert, is_program=not plays_agent
+        )
+        require_backend(config, plays_agent=plays_agent)
         return config, choices
 
     def run(

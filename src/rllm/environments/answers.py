@@ -5,8 +5,8 @@ tasks, their right answers ──► "random": the answer of another task, drawn
                            ──► "optimum": 1
 
 Answers are compared as text: a question with several right answers may pay simple policies a little more.
-Where hardly any answer is that of two tasks, such as programs or long numbers, no policy draws from these
-answers without knowing them: there are no baselines.
+An answer that no other task shares is worth nothing to either policy: a sample's own answers are not known
+without it.
 """
 
 from collections import Counter
@@ -16,15 +16,12 @@ from typing import Any
 
 from rllm.environments.world import OPTIMUM, RANDOM, Baselines
 
-_TASKS_PER_ANSWER = 2
-"""Tasks that share an answer, on average, where simple policies make sense."""
 _SHOWN = 40
 """Characters of an answer in the name of the policy that always gives it."""
 
 
 def answer_baselines(right_answer: Callable[[Mapping[str, Any]], str | None]) -> Baselines:
-    """Baselines of tasks with one right answer each, as `right_answer` says; none where a task has none, or
-    where nearly all answers differ."""
+    """Baselines of tasks with one right answer each, as `right_answer` says; none where a task has none."""
     return partial(_baselines, right_answer)
 
 
@@ -41,12 +38,12 @@ def _baselines(
     if not answers or len(answers) < len(tasks):
         return {}
     counts = Counter(answers)
-    if len(answers) < _TASKS_PER_ANSWER * len(counts):
-        return {}
-    constant, _ = counts.most_common(1)[0]
+    constant, num_tasks = counts.most_common(1)[0]
     name = constant if len(constant) <= _SHOWN else f"{constant[:_SHOWN]}…"
+    always = {f"always {name}": [float(answer == constant) for answer in answers]} if num_tasks > 1 else {}
+    num_others = max(1, len(answers) - 1)
     return {
-        RANDOM: [counts[answer] / len(answers) for answer in answers],
-        f"always {name}": [float(answer == constant) for answer in answers],
+        RANDOM: [(counts[answer] - 1) / num_others for answer in answers],
+        **always,
         OPTIMUM: [1.0] * len(answers),
     }
