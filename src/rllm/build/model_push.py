@@ -7,7 +7,6 @@ from typing import Any
 
 from rllm.build.models import local_model_path, model_directory
 from rllm.data.hub import push_directory
-from rllm.models.directory import copy_model_directory
 from rllm.store.run_directory import RunDirectory, is_run
 
 STAGES = {"untrained": "before training", "before": "before reinforcement", "after": "after training"}
@@ -16,6 +15,8 @@ SETTINGS = ("steps", "epochs", "seed", "optimizer.learning_rate", "algorithm.est
 
 def push_model(name: str, repo: str, *, private: bool) -> str:
     """Upload a model directory, or the trained model of a run, with its card. Returns the address."""
+    from rllm.models.directory import copy_model_directory  # with torch
+
     path = local_model_path(name)
     with TemporaryDirectory(prefix="rllm-push-") as parent:
         target = Path(parent) / "model"
