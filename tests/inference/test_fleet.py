@@ -294,7 +294,7 @@ async def test_a_score_is_what_all_replicas_that_answer_agree_on(
     models: Path, tmp_path: Path, rows: list[Any], outcome: Any
 ) -> None:
     tokenizer = HuggingFaceTokenizer(models / "0")
-    clients = [_Scorer(f"http://127.0.0.1:{number}/v1", tokenizer) for number in range(len(rows))]
+    clients = [_Scorer(f"http://127.0.0.1:{number + 1}/v1", tokenizer) for number in range(len(rows))]
     for client, row in zip(clients, rows, strict=True):
         client.row = row
     fleet = Fleet(clients, weights=WeightFiles(lambda to: to.mkdir(), tmp_path / "w"), max_context=512)
@@ -498,7 +498,7 @@ def test_every_call_is_answered_once_by_weights_no_older_than_it_whatever_fails_
 
     async def play() -> None:
         tokenizer = HuggingFaceTokenizer(models / "0")
-        clients = [_Unreliable(f"http://127.0.0.1:{each}/v1", tokenizer) for each in range(len(replicas))]
+        clients = [_Unreliable(f"http://127.0.0.1:{each + 1}/v1", tokenizer) for each in range(len(replicas))]
         for client, fates in zip(clients, replicas, strict=True):
             client.fates = list(fates)
         weights = Path(mkdtemp(dir=tmp_path))  # a write of the example before may not have ended
