@@ -56,7 +56,7 @@ help:
 	@echo 'make lock      resolve requirements/ anew, after a change of pyproject.toml or constraints.txt'
 	@echo 'make clean     remove .venv and what the tools left behind; runs/ stays'
 
-# Each demo is a new run. `make demo RUN=runs/demo-...` goes on with one that was stopped. Two processes share the
+# Each demo is a new run. `make demo RUN=runs/demo-...` resumes one that was stopped. Two processes share the
 # episodes and the updates; each computes with one thread, which torchrun says a warning about unless it is told.
 demo: $(VENV)/.demo
 	$(BIN)/rllm model pull smollm2-135m-instruct
@@ -171,7 +171,7 @@ learn: $(VENV)/.dev
 	$(BIN)/python benchmarks/learning.py $(if $(TASK),--task $(TASK)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SPLIT),--split $(SPLIT)); \
 	status=$$?; $(BIN)/python benchmarks/learning_tables.py && exit $$status
 
-# One file a run in benchmarks/results/learn_pretrained: commit them as they come; the same command goes on. Two of the
+# One file a run in benchmarks/results/learn_pretrained: commit them as they come; the same command resumes. Two of the
 # examples are written with a framework.
 learn-pretrained: $(VENV)/.dev
 	@$(PIP) install --upgrade pip

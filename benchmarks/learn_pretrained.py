@@ -6,7 +6,7 @@
     python benchmarks/learn_pretrained.py [--task NAME ...] [--seeds 60 61 62] [--hours 12]
     python benchmarks/learn_pretrained.py --task extract --seeds 7 --split validation        while developing
 
-A run that was stopped or failed goes on, and one whose file is there is not repeated: commit the files as
+A run that was stopped or failed is resumed, and one whose file is there is not repeated: commit the files as
 they come.
 Only reported seeds on the test split are written there; others under --root.
 """

@@ -77,7 +77,7 @@ BOUND = 0.10
 """Of the error, where more than 100 MB are measured: below, what libraries take with them is seen."""
 LARGE = 100e6
 FIRST_USE = 12_000_000
-"""Bytes that libraries take with their first work, whatever the model."""
+"""Bytes that libraries take with their first work, for every model."""
 
 
 def samples(config: Any) -> list[TrainingSample]:

@@ -8,7 +8,7 @@ from rllm.inference.scripted import ScriptedAnswer
 
 
 class MovedLoop(asyncio.SelectorEventLoop):
-    """Time goes on as it does, and by what the test adds."""
+    """Time passes as it does, and by what the test adds."""
 
     added_s = 0.0
 

@@ -119,7 +119,7 @@ def test_the_choice_is_the_likeliest_continuation_under_each_reading(rllm: Rllm,
         assert step.model_response == max(per_character, key=lambda text: per_character[text])
         right = episode.task["choices"]["ABCD".index(episode.task["grading"]["answer"])]
         assert episode.is_correct == (step.model_response == right)
-    # The same command goes on with what is there, and finds nothing to do.
+    # The same command resumes what is there, and finds nothing to do.
     assert (
         rllm(
             *("eval", "capitals", "--model", "tiny", "--likelihood", "character"),

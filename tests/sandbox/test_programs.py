@@ -72,7 +72,7 @@ def test_a_machine_that_forbids_user_namespaces_is_told_the_fix() -> None:
     words = ["unshare", "--user", "--map-root-user", "sh", "-c", FORBID, "sh", sys.executable, "-c", ASK]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"no user namespace of one's own here: {done.stderr[-200:]}")
+        pytest.skip(f"no user namespace can be made here: {done.stderr[-200:]}")
     lines = done.stdout.splitlines()
     assert len(lines) == 3
     for line in lines:

@@ -1,4 +1,4 @@
-"""Base URLs of servers are parsed; whatever may hold a key is refused and not repeated."""
+"""Base URLs of servers are parsed; parts that may hold a key are refused and not repeated."""
 
 import pytest
 

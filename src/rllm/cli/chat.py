@@ -158,7 +158,7 @@ def _read_line() -> str | None:
 
 
 async def _answer(chat: LiveChat, text: str, options: ChatOptions) -> None:
-    """Print what the model says to `text`, or why there is no answer; the conversation goes on either way."""
+    """Print what the model says to `text`, or why there is no answer; either way the chat continues."""
     screen = _Screen(is_quiet=options.as_json)
 
     async def answer() -> None:

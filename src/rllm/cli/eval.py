@@ -140,7 +140,7 @@ def _left_by(directory: Path) -> str:
 
 
 class _Watch:
-    """Running score, tokens, cost, failures and time left beside the bar; as lines where nobody sees one:
+    """Running score, tokens, cost, failures and time left beside the bar; as lines without a terminal:
     every ten seconds while answers come, and every minute while none does."""
 
     def __init__(self, progress: Progress, bar: Any, prices: Prices, *, lines: bool) -> None:

@@ -34,7 +34,7 @@ def require_no_key(what: str, value: str) -> None:
 
 
 def require_address(what: str, value: str) -> None:
-    """Raises ConfigError for a base URL that is none, and for one that may hold a key."""
+    """Raises ConfigError for a malformed base URL, and for one that may hold a key."""
     if value:
         require_base_url(what, value)
 

@@ -19,7 +19,7 @@ SOURCES = ("train", "validation")
 
 
 def example_split(benchmark: Benchmark, eval_split: str) -> str:
-    """The split that examples come from. Raises ConfigError where there is none but the measured one."""
+    """The split that examples come from. Raises ConfigError where only the measured split exists."""
     measured_rows = benchmark.splits[eval_split].published
     for name in SOURCES:
         if (

@@ -229,7 +229,7 @@ def twin_of(model: nn.Module) -> Any:
 def sampler_twins(models: Mapping[str, LoadedModel], dtype: torch.dtype) -> dict[str, LoadedModel]:
     """The same models with parameters of their own in another data type, to be sampled from.
 
-    An adapter stays in float32, whatever its base is. Adapters to one base share one cast of it.
+    An adapter stays in float32 beside a base of any type. Adapters to one base share one cast of it.
     """
     frozen: dict[int, Tensor] = {}
     return {name: _sampler_twin(model, dtype, frozen) for name, model in models.items()}

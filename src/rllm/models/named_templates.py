@@ -1,4 +1,4 @@
-"""Chat templates for models that bring none, by name: `plain` and `chatml`, or a file of one's own.
+"""Chat templates for models that bring none, by name: `plain` and `chatml`, or a file of yours.
 
 A base model ends no turn by itself. So each named template has a text that ends an answer: a token of the
 vocabulary where it is one, otherwise a text at which sampling stops.

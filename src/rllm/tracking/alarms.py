@@ -70,7 +70,7 @@ class AlarmWatch:
     """Looks at a run step by step, and raises each critical alarm when it begins to hold."""
 
     def __init__(self, config: Mapping[str, Any], lines: Iterable[Mapping[str, Any]] = ()) -> None:
-        """`lines`: of the steps so far, where a run goes on."""
+        """`lines`: of the steps so far, where a run is resumed."""
         self._config = config
         self._lines: list[Mapping[str, Any]] = []
         self._active: set[str] = set()

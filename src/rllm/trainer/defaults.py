@@ -6,7 +6,7 @@
 
 The rate of a pretrained model is 2e-5 for 135 M parameters (measured with SmolLM2-135M-Instruct:
 docs/learning.md) and proportional to 1/sqrt(parameters); an adapter takes ten times the rate of all weights,
-whatever its rank (Schulman et al. 2025, "LoRA Without Regret"; the same rule in tinker-cookbook's
+at every rank (Schulman et al. 2025, "LoRA Without Regret"; the same rule in tinker-cookbook's
 `hyperparam_utils`).
 """
 
@@ -74,7 +74,7 @@ def settle_defaults(
     config: TrainConfig, output: Path, *, has_expert: bool = False, is_program: bool = False
 ) -> list[KeyChoice]:
     """Give every open key of `config` its value, and return the choices that were made; none are made for a
-    run that is in `output` already and goes on as it began.
+    run that is in `output` already, which is resumed as it began.
 
     Raises ModelDirectoryError for a model directory that cannot be read.
     """

@@ -467,7 +467,7 @@ def _parts(
             weights += (num_trained - _on_all_ranks(shape, adapter)) * FLOAT
     if config.sampler_differs:
         weights += whole_adapter * FLOAT
-    elif config.schedule.steps_ahead:  # beside the sampler's, which goes on meanwhile
+    elif config.schedule.steps_ahead:  # beside the sampler's, which continues meanwhile
         weights += num_trained * of_trained
     state = _optimizer_bytes(config.optimizer, of_rank, adapter, num_trained, of_trained)
     # Masters are the weights that a checkpoint has, so they are in it once.

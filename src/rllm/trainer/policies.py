@@ -368,7 +368,7 @@ def load_initial_models(config: TrainConfig, run: Path, ranks: RankGroup = ALONE
 
 def sampler_models(config: TrainConfig, models: Mapping[str, LoadedModel]) -> dict[str, LoadedModel]:
     """Copies of `models` to sample from: in the sampler's data type where that is another one, and in the
-    same where the sampler goes on during an update. None where it samples from the trainer's own weights."""
+    same where it continues during an update. None where it samples from the trainer's own weights."""
     if service_kind(config.backend) is not None:
         return {}
     if config.sampler_differs:

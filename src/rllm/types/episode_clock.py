@@ -52,7 +52,7 @@ class ModelPulse:
     """Signs of life of the model of one engine, shared by the clocks of its episodes."""
 
     answered_at: float = float("-inf")
-    """When it last answered, or gave a part of an answer, whoever asked."""
+    """When it last answered, or gave a part of an answer, to any caller."""
 
 
 class ClockEnd(StrEnum):

@@ -2,7 +2,8 @@
 
     tokens ──take──► inside a thought? ──limit reached──► the closing is forced, token by token ──► free again
 
-It stands where a grammar stands: the tokens that it forces are nobody's choice, so they are not trained on.
+It stands where a grammar stands: the policy does not choose the tokens that it forces, so they are not
+trained on.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
     sizes of a model ──► the decoder, its adapter ─┐ no numbers: nothing is computed, nothing is allocated
     rows of an update ──► the fullest micro-batch ─┴─► forward ─► loss ─► backward ──► the most bytes alive
 
-Every tensor counts from its creation to its end, so whatever the code keeps is counted, and no formula has to
+Every tensor counts from its creation to its end, so all that the code keeps is counted, and no formula has to
 follow the code. Only the scratch memory inside of kernels is not seen. It holds for the built-in decoder.
 """
 
