@@ -100,6 +100,16 @@ def test_of_several_models_the_largest_pretrained_one_decides(pretrained: Callab
     assert _settled("builtin:tiny", *policies)["optimizer.learning_rate"] == 1e-5
 
 
+def test_a_frozen_policy_decides_no_rate_and_an_adapter_of_one_policy_raises_none_of_another(
+    pretrained: Callable[[int], Path],
+) -> None:
+    small, large = pretrained(134_515_008), pretrained(4 * 134_515_008)
+    both = [f"policies.a.path={small}", f"policies.b.path={large}"]
+    assert _settled(small, *both, "policies.b.trainable=false")["optimizer.learning_rate"] == 2e-5
+    assert _settled(small, *both, "policies.a.lora_rank=8")["optimizer.learning_rate"] == 1e-5
+    assert _settled(small, *both, "lora.rank=8")["optimizer.learning_rate"] == 1e-4
+
+
 def test_what_a_configuration_says_is_kept(pretrained: Callable[[int], Path]) -> None:
     values = _settled(pretrained(134_515_008), "optimizer.learning_rate=3e-4", "inference.max_context=100")
     assert (values["optimizer.learning_rate"], values["inference.max_context"]) == (3e-4, 100)

@@ -78,14 +78,19 @@ def settle_defaults(
 
     Raises ModelDirectoryError for a model directory that cannot be read.
     """
-    models = [_facts_of_policy(config, name) for name, policy in config.named_policies.items()]
+    policies = config.named_policies
+    models = {name: _facts_of_policy(config, name) for name in policies}
+    trainable = [name for name, policy in policies.items() if policy.trainable]
     facts = ChoiceFacts(
         kind="train",
         steps=config.steps,
-        has_adapter=any(config.adapter_of(name).rank for name in config.named_policies),
+        # The rate of an adapter would destroy a policy beside it whose weights are trained.
+        has_adapter=all(config.adapter_of(name).rank for name in trainable),
         has_expert=has_expert,
         is_program=is_program,
-        model=_largest(models),
+        model=_most_careful(
+            [models[name] for name in trainable], [facts.max_positions for facts in models.values()]
+        ),
     )
     return _settle(config, output, facts)
 
@@ -140,15 +145,14 @@ def _facts_of_policy(config: TrainConfig, name: str) -> ModelFacts:
     return ModelFacts() if service_kind(config.backend) is not None else model_facts(path)
 
 
-def _largest(models: Sequence[ModelFacts]) -> ModelFacts:
-    """Return the facts that all models of a run can live with: pretrained before made here, the largest, the
-    shortest context."""
-    pretrained = [model for model in models if not model.from_scratch] or models
-    positions = [model.max_positions for model in models if model.max_positions]
+def _most_careful(trainable: Sequence[ModelFacts], positions: Sequence[int | None]) -> ModelFacts:
+    """Return the facts that suit all models of a run: of those that learn, pretrained first and the
+    largest; of all models, the shortest context."""
+    pretrained = [model for model in trainable if not model.from_scratch] or trainable
     return ModelFacts(
-        num_parameters=max((model.num_parameters or 0 for model in pretrained), default=0) or None,
+        num_parameters=max(model.num_parameters or 0 for model in pretrained) or None,
         from_scratch=pretrained[0].from_scratch,
-        max_positions=min(positions, default=None),
+        max_positions=min(filter(None, positions), default=None),
     )
 
 
