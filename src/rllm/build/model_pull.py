@@ -127,9 +127,9 @@ def pull_model(name: str) -> Path:
     model = find_small_model(name)
     if model is None:
         nearest = difflib.get_close_matches(name.lower(), small_models(), n=1)
-        hint = f"did you mean `{nearest[0]}`? " if nearest else ""
+        hint = f"Did you mean `{nearest[0]}`? " if nearest else ""
         raise ConfigError(
-            f"`{name}` is not in the list of small models; {hint}It has {', '.join(small_models())}. Any "
+            f"`{name}` is not in the list of small models. {hint}It has {', '.join(small_models())}. Any "
             "other model of the hub is given as --model ORGANISATION/NAME."
         )
     if model.is_here:
