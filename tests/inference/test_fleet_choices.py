@@ -37,7 +37,7 @@ class Client(VLLMClient):
     """That it says before it fails."""
 
     def __init__(self, number: int, tokenizer: HuggingFaceTokenizer) -> None:
-        super().__init__(f"http://127.0.0.1:{number}/v1", tokenizer)
+        super().__init__(f"http://127.0.0.1:{number + 1}/v1", tokenizer)
         self.prompts: list[list[int]] = []
         self.answers: list[AnswerParts] = []
         self.weights: list[tuple[str, int]] = []
@@ -513,7 +513,7 @@ async def test_one_that_fails_is_asked_whether_it_is_back_and_gets_the_weights_a
     clients[0].is_there = False
     num_forgotten = clients[0].num_forgotten
     fleet._out_of_service(first, InferenceError("out of memory"))
-    assert "127.0.0.1:0/v1" in caplog.text
+    assert "127.0.0.1:1/v1" in caplog.text
     assert "out of memory" in caplog.text
     assert (await hanging).completion_ids == [9]
     assert clients[1].prompts == [[5, 6, 7]], "what hangs with it moves on"
@@ -529,7 +529,7 @@ async def test_one_that_fails_is_asked_whether_it_is_back_and_gets_the_weights_a
     clients[0].may_answer.set()
     clients[0].is_there = True
     await waiting
-    assert "127.0.0.1:0/v1" in caplog.text
+    assert "127.0.0.1:1/v1" in caplog.text
     assert clients[0].weights == [("publish-1", 1)] * 2
     assert clients[0].num_forgotten > num_forgotten + 1
     await fleet.close()
