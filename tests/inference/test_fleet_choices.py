@@ -272,7 +272,7 @@ async def test_an_answer_that_follows_a_grammar_begins_anew_elsewhere_or_fails_w
 async def test_who_finds_nobody_in_service_waits_as_long_as_it_may_and_is_told_who_is_away(
     tokenizer: HuggingFaceTokenizer,
 ) -> None:
-    fleet = fleet_of([Client(1, tokenizer), Client(2, tokenizer)], patience_s=0.01)
+    fleet = fleet_of([Client(0, tokenizer), Client(1, tokenizer)], patience_s=0.01)
     for replica in fleet.replicas:
         replica.is_up = False
     assert fleet.num_in_service == 0
@@ -300,7 +300,7 @@ async def test_one_that_leaves_ends_its_calls_and_stays_where_nobody_waits_for_t
     removal = asyncio.create_task(fleet.remove(leaving.url + "/"))
     while not leaving.is_leaving:
         await asyncio.sleep(0)
-    with pytest.raises(ConfigError, match=r"127.0.0.1:1/v1 .* stay"):
+    with pytest.raises(ConfigError, match=r"127.0.0.1:2/v1 .* stay"):
         await fleet.remove(fleet.replicas[1].url)
     removal.cancel()
     await asyncio.gather(removal, return_exceptions=True)
