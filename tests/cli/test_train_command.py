@@ -347,3 +347,45 @@ def test_a_context_beyond_the_model_s_is_refused_by_a_dry_run_too(rllm: Rllm) ->
     words = ("train", "frozenlake", "--set", "inference.max_context=4096")
     expected = ("`inference.max_context` is 4096", "the model has 2048 positions", "set it to 2048 or less")
     assert refused(rllm(*words, "--dry-run"), *expected) == refused(rllm(*words), *expected)
+
+
+LETTERS = """
+import re, rllm
+from openai import OpenAI
+
+@rllm.rollout
+def solve(task, config):
+    with OpenAI(base_url=config.base_url, api_key="any") as client:
+        messages = [{"role": "user", "content": str(task.instruction)}]
+        client.chat.completions.create(model=config.model, messages=messages, max_tokens=2)
+
+@rllm.evaluator
+def score(task, episode):
+    return (episode.trajectories[0].steps[0].response_ids[0] % 5) / 4
+"""
+
+
+def test_a_preview_shows_answers_and_figures_and_keeps_nothing(rllm: Rllm, tmp_path: Path) -> None:
+    (tmp_path / "letters.py").write_text(LETTERS)
+    (tmp_path / "tasks.jsonl").write_text(
+        "".join(f'{{"id": "{n}", "question": "say {n}"}}\n' for n in range(9))
+    )
+    words = ["train", "letters.py:solve", "--evaluator", "letters.py:score", "--dataset", "tasks.jsonl"]
+    words += ["--set", "threads=1", "--output", "run", "--preview"]
+    shown = rllm(*words)
+    assert shown.exit_code == 0, shown.output
+    for line in ("say 3", "of 8 attempts", "pass@8", "tasks with different rewards  ", "8 of 8", "can learn"):
+        assert line in shown.stdout
+    assert "rllm train letters.py:solve" in shown.stdout
+    assert "--preview" not in shown.stdout.partition("Next:")[2]
+    facts = json.loads(rllm(*words, "--json").stdout)
+    assert {path.name for path in tmp_path.iterdir()} == {"letters.py", "tasks.jsonl"}
+    assert facts["attempts"] == len(facts["episodes"]) == 64
+    assert facts["pass_at_1"] == pytest.approx(sum(each["is_correct"] for each in facts["episodes"]) / 64)
+    assert facts["verdict"] == "good"
+    assert facts["memory"]["moments"]
+
+
+def test_a_preview_is_refused_where_it_cannot_be_of_the_run(rllm: Rllm) -> None:
+    assert refused(rllm("train", "frozenlake", "--preview", "--nproc", "2"), "--preview", "this run has 2")
+    assert refused(rllm("train", "frozenlake", "--preview", "--dry-run"), "--preview", "--dry-run")

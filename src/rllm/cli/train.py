@@ -93,6 +93,8 @@ def command(options: TrainOptions) -> None:
         raise ConfigError("--resume goes on and --fresh begins anew; give one of them.")
     if options.resume and not is_run(directory):
         raise ConfigError(f"There is no run in {directory} to go on with; leave --resume out to begin one.")
+    if options.preview and options.dry_run:
+        raise ConfigError("--preview plays a step and --dry-run plays nothing; give one of them.")
     if options.fresh and world_size() > 1:
         raise ConfigError("--fresh would be another directory on each rank; name one with --output.")
     if options.fresh:
@@ -120,6 +122,9 @@ def command(options: TrainOptions) -> None:
         print_plan(plan, as_json=options.as_json, force=options.force, benchmark=options.label)
         return
     require_training_packages(config.optimizer, config.lora)
+    if options.preview:
+        _preview(options, config, directory, num_ranks)
+        return
     if options.nproc > 1:
         words, restarts = options.rank_words(directory), config.distributed.restarts
         with rank_places(config, options.nproc, directory) as start:
@@ -140,6 +145,21 @@ def command(options: TrainOptions) -> None:
         print_json({**result.summary, "run": str(directory)})
     else:
         _print_result(options, config, result)
+
+
+def _preview(options: TrainOptions, config: TrainConfig, directory: Path, num_ranks: int) -> None:
+    """Show the first step of the run."""
+    if num_ranks > 1:
+        raise ConfigError(f"--preview plays on one process, and this run has {num_ranks}; leave one out.")
+    from rllm.cli.preview import print_preview
+    from rllm.trainer.preview import preview
+
+    with LiveView(1, title=f"rllm train {options.label} --preview", elapsed_s=elapsed_s()) as view:
+        run = _run(config, directory, force=options.force)
+        run.tracker = view
+        memory = run.memory_plan(1, 1)
+        first_step = preview(run)
+    print_preview(first_step, memory, options.words(directory), as_json=options.as_json)
 
 
 def _run(config: TrainConfig, directory: Path, *, force: bool = False) -> TrainingRun:

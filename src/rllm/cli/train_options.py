@@ -169,6 +169,11 @@ class TrainOptions:
         is_flag=True,
         help="Print the resolved configuration and its memory; refuse what does not fit.",
     )
+    preview: bool = option(
+        "--preview",
+        is_flag=True,
+        help="Play 8 attempts at 8 tasks, learn from them once, show answers and figures, and keep nothing.",
+    )
     force: bool = option("--force", is_flag=True, help="Start also where too little memory is free.")
     resume: bool = option(
         "--resume", is_flag=True, help="Go on with a run that is there; refuse to begin another."

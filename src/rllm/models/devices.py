@@ -111,3 +111,9 @@ def free_accelerator_bytes(device: str) -> int:
     number = torch.device(device)
     free, _ = torch.cuda.mem_get_info(number)
     return free + torch.cuda.memory_reserved(number)
+
+
+def peak_accelerator_bytes(device: str) -> int:
+    """Return the most memory of a CUDA device that this process had so far, in bytes."""
+    require_device(device)
+    return torch.cuda.max_memory_allocated(torch.device(device))

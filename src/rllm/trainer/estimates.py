@@ -48,16 +48,14 @@ def estimate_run(config: TrainConfig, num_ranks: int) -> RunEstimate | None:
     parts = stored_parts(config) if config.backend == LOCAL and config.inference.engine == LOCAL else None
     if parts is None:
         return None
-    rollout, evaluation, length = config.rollout, config.evaluation, config.inference.max_context
+    rollout, length = config.rollout, config.inference.max_context
     num_episodes = config.derived()["most_episodes_per_step"]
     answer = min(rollout.max_turns * rollout.max_tokens_per_turn or length, length)
     num_rows = max(1, min(num_episodes, config.inference.slots, rollout.num_parallel))
     learned_rate = num_ranks * _learned_rate(config, parts.weights)
     sampled_rate = num_ranks * _sampled_rate(config, parts.weights, num_rows)
     step_s = num_episodes * answer * (1.0 / sampled_rate + 1.0 / learned_rate)
-    period = evaluation.period(config.steps)
-    between = config.steps // period * evaluation.every_num_tasks if period else 0
-    num_measured = 2 * (2 * evaluation.num_tasks + between)  # sampled and greedily, before and after
+    num_measured = num_evaluated(config)
     num_imitated = config.warm_start.steps * config.warm_start.episodes_per_step
     return RunEstimate(
         sampled_tokens_per_s=sampled_rate,
@@ -66,6 +64,15 @@ def estimate_run(config: TrainConfig, num_ranks: int) -> RunEstimate | None:
         run_s=config.steps * step_s + answer * (num_measured / sampled_rate + num_imitated / learned_rate),
         disk_bytes=disk_bytes(config, parts) + EPISODE_BYTES * config.derived()["most_episodes_in_total"],
     )
+
+
+def num_evaluated(config: TrainConfig) -> int:
+    """Return the number of episodes of all evaluations of a run, each of them sampled and greedy."""
+    evaluation = config.evaluation
+    period = evaluation.period(config.steps)
+    between = config.steps // period * evaluation.every_num_tasks if period else 0
+    num_reports = 1 + evaluation.at_start * (2 if config.warm_start.steps else 1)
+    return 2 * (num_reports * evaluation.num_tasks + between)
 
 
 def estimate_rows(config: SupervisedConfig, quantities: Mapping[str, Any]) -> RunEstimate | None:

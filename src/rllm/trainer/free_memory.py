@@ -1,6 +1,7 @@
 """The memory of the machine, or of an accelerator, and the free part of it."""
 
 import os
+import resource
 from pathlib import Path
 
 CGROUPS = (
@@ -18,6 +19,15 @@ def machine_bytes(device: str) -> int:
 
         return accelerator_bytes(device)
     return min([os.sysconf("SC_PHYS_PAGES") * PAGE, *(limit for limit, _ in _containers())])
+
+
+def peak_bytes(device: str) -> int:
+    """Return the most memory of a device, in bytes, that this process had so far."""
+    if device != "cpu":
+        from rllm.models.devices import peak_accelerator_bytes
+
+        return peak_accelerator_bytes(device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def free_bytes(device: str) -> int:

@@ -188,7 +188,7 @@ async def _reinforce(run: RunParts, ahead: StepsAhead) -> None:
             learn_step = partial(learn, run.learner, rollouts.episodes, step, rollouts.greedy, trace=trace)
             # Recording episodes needs nothing that learning makes of them, so it does not have to wait.
             (batch, metrics), _ = await asyncio.gather(
-                _in_learner(run, learn_step), asyncio.to_thread(record, run.record, rollouts, step)
+                in_learner(run, learn_step), asyncio.to_thread(record, run.record, rollouts, step)
             )
             metrics |= updates_since(updates_before, run.learner.backends())
             numbers = numbers_of_episodes(rollouts.episodes, batch.samples, trace)
@@ -280,7 +280,7 @@ async def warm_start(run: RunParts) -> None:
         run.is_whole = False
         with state.time_phase("warm_start"):
             updates_before = update_work(run.learner.backends())
-            metrics = await _in_learner(run, partial(imitate, run.learner, step))
+            metrics = await in_learner(run, partial(imitate, run.learner, step))
             metrics |= updates_since(updates_before, run.learner.backends())
             state.warm_steps = step + 1
         metrics = _with_shares(run, metrics)
@@ -304,9 +304,9 @@ async def publish(run: RunParts, samples: Sequence[TrainingSample]) -> dict[str,
         canary: dict[str, float] = {}
         # A policy without rows was not updated either.
         if mine := run.policies.samples_of(name, samples):
-            await _in_learner(run, backend.publish_weights)  # it waits for a step of the engine
+            await in_learner(run, backend.publish_weights)  # it waits for a step of the engine
             canary = await run.canaries[name].check(backend, run.clients[name], mine)
-            canary |= await _in_learner(run, partial(update_kl, backend, mine))
+            canary |= await in_learner(run, partial(update_kl, backend, mine))
         metrics |= run.policies.label_metrics(name, {**canary, "policy_version": backend.policy_version})
     return metrics
 
@@ -413,7 +413,7 @@ async def _teacher_metrics(run: RunParts, episodes: Sequence[Episode]) -> dict[s
     """The distance of the student from its teacher on sampled episodes, where it has one."""
     if run.learner.teacher is None:
         return {}
-    return await _in_learner(run, partial(run.learner.teacher.measure, episodes, run.policies))
+    return await in_learner(run, partial(run.learner.teacher.measure, episodes, run.policies))
 
 
 async def validate(run: RunParts, step: int) -> dict[str, float]:
@@ -485,7 +485,7 @@ def summary_of(run: RunParts) -> dict[str, Any]:
     }
 
 
-async def _in_learner(run: RunParts, work: Callable[[], Result]) -> Result:
+async def in_learner(run: RunParts, work: Callable[[], Result]) -> Result:
     """Heavy work in the one learner thread, so that the event loop and the live view stay responsive."""
     return await asyncio.get_running_loop().run_in_executor(run.learner_thread, partial(_as_error, work))
 

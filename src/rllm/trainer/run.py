@@ -9,7 +9,7 @@ them to the loop.
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from rllm.trainer.estimates import RunEstimate
     from rllm.trainer.imitation import PlayExpert
     from rllm.trainer.learning import Demonstrations, Learner
+    from rllm.trainer.loop import RunParts
     from rllm.trainer.machine import RunMachine
     from rllm.trainer.memory_plan import MemoryPlan
     from rllm.trainer.policies import Policies, Publish
@@ -124,6 +125,8 @@ class TrainingRun:
         """Looks on beside the screen; may be set until `train`."""
         self.teacher: Teacher | None = None
         """The model that `distill.teacher` names, once a run has loaded it."""
+        self.work: Callable[[RunParts], Awaitable[dict[str, Any]]] | None = None
+        """Work of the run in place of training, for a preview; returns a summary."""
         self.force = False
         """Whether a run starts that needs more memory than is free; may be set until `train`."""
         if config.warm_start.steps and expert is None and not config.distill.teacher:
@@ -157,6 +160,11 @@ class TrainingRun:
             if self.ranks.is_writer and not directory.curve_path.exists():
                 self.draw_curve(directory, summary)
             return TrainResult(directory=self.output, summary=summary)
+
+    async def work_in(self, directory: RunDirectory) -> dict[str, Any]:
+        """Return what `work` returns, in another directory than the run's and on one process."""
+        with open_ranks(self.config.distributed, self.config.model.device) as self.ranks:
+            return await self._run(directory)
 
     @contextmanager
     def _directory(self) -> Iterator[RunDirectory]:
@@ -355,7 +363,7 @@ class TrainingRun:
             parts.learner_thread.submit(ranks.enter_thread)
             with _frozen_heap():
                 try:
-                    return await train(parts)
+                    return await (self.work or train)(parts)
                 finally:
                     tracker.close()
                     parts.learner_thread.shutdown()
