@@ -54,6 +54,29 @@ def test_a_learning_curve_is_a_png_of_1000_by_600(tmp_path: Path, x_axis, summar
     assert [each.name for each in tmp_path.iterdir()] == ["curve.png"]
 
 
+def test_a_comparison_may_show_the_mean_where_all_runs_were_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+
+    drawn: dict[str, tuple[list[float], list[float]]] = {}
+    plot = Axes.plot
+
+    def remember(axes: Axes, xs: list[float], ys: list[float], **options: object) -> object:
+        drawn[str(options.get("label"))] = (xs, ys)
+        return plot(axes, xs, ys, **options)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(Axes, "plot", remember)
+    curves = {"seed 0": _run(30), "seed 1": _run(20)}
+    summaries = {"seed 0": SUMMARY, "seed 1": {"before": {"success": 0.4}, "after": {"success": 0.55}}}
+    place = tmp_path / "seeds.png"
+    draw_comparison(curves, place, summaries=summaries, x_axis="steps", mean_label="mean")
+    assert _size(place) == (1000, 600)
+    xs, means = drawn["mean (52% at the end)"]
+    assert xs == [0.0, 10.0, 20.0]
+    assert means == pytest.approx([0.3, 0.5, 0.525])
+
+
 def test_a_run_that_has_hardly_begun_can_be_drawn(tmp_path: Path) -> None:
     draw_learning_curve([], None, tmp_path / "nothing.png")
     draw_learning_curve(_run(0), None, tmp_path / "untrained.png")

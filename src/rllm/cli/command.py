@@ -22,7 +22,9 @@ from rllm.types.chat_forms import AUTO, THINKING, TOOL_FORMS, ChatForm
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
-
+REASON_FILE = "RLLM_REASON_FILE"
+"""Variable with the file that takes the error of a command instead of stderr: the process that started the
+command prints it."""
 _STARTED = "rllm.started"
 
 

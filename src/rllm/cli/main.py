@@ -19,13 +19,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 import click
 
 from rllm.build.installed import extra_of, rllm_version
-from rllm.cli.command import CONTEXT, Group, example, fold, stderr_width
+from rllm.cli.command import CONTEXT, REASON_FILE, Group, example, fold, stderr_width
 from rllm.cli.machine_errors import sentence_of, shortage_behind
 from rllm.cli.published_flags import REFUSED_COMMANDS
 from rllm.errors import MissingExtraError, RllmError, printable
@@ -125,12 +126,21 @@ def exit_code_of(work: Callable[[], Any], as_json: bool) -> int:
 
 
 def _print_error(kind: str, message: str, as_json: bool, hint: str = "") -> None:
-    if as_json:
+    if os.environ.get(REASON_FILE):
+        _leave_reason(message + hint)
+    elif as_json:
         click.echo(json.dumps({"error": {"type": kind, "message": message}}), err=True)
     else:
         mark = "" if kind == INTERRUPTION else "error:"
         text = fold(f"{mark} {printable(message)}".lstrip(), stderr_width()).removeprefix(mark)
         click.echo(f"{click.style(mark, fg='red', bold=True) if mark else ''}{text}{hint}", err=True)
+
+
+def _leave_reason(reason: str) -> None:
+    """Write the reason that this command fails for into the file that its starter reads. The first of
+    several processes has the cause; the others may only have lost their connection to it."""
+    with suppress(FileExistsError), open(os.environ[REASON_FILE], "x", encoding="utf-8") as file:
+        file.write(printable(reason))
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -178,6 +188,13 @@ def _print_unforeseen(kind: type[BaseException], error: BaseException, trace: Tr
     click.echo(printable(text), err=True, nl=False)
 
 
+def _print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback of the error that ends this process."""
+    _print_unforeseen(kind, error, trace)
+    if os.environ.get(REASON_FILE):
+        _leave_reason("".join(traceback.format_exception_only(error)).strip())
+
+
 def _print_of_thread(args: threading.ExceptHookArgs) -> None:
     """A traceback of somebody's thread. SystemExit ends the thread in silence, as Python has it."""
     if args.exc_type is SystemExit:
@@ -221,7 +238,7 @@ def _escape_what_streams_cannot_hold() -> None:
 def main() -> None:
     _open_closed_streams()
     _escape_what_streams_cannot_hold()
-    sys.excepthook = _print_unforeseen
+    sys.excepthook = _print_uncaught
     threading.excepthook = _print_of_thread
     sys.unraisablehook = _print_unraisable
     remarks = logging.StreamHandler()

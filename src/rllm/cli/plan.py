@@ -105,6 +105,8 @@ class Plan:
     """Its time and disk; None where these are not known."""
     processes: "Sequence[ProcessPlan]" = ()
     """All that the run will be or start; empty where it is this process alone."""
+    num_runs: int = 1
+    """Number of such runs, one after the other; they differ in their seeds."""
 
 
 def print_plan(plan: Plan, *, as_json: bool, force: bool, **facts: str) -> None:
@@ -127,6 +129,9 @@ def _print(plan: Plan, *, as_json: bool, **facts: str) -> None:
         values["chosen"] = choices_dict(plan.choices)
         values["memory"] = None if memory is None else memory.facts()
         values["estimate"] = None if plan.estimate is None else plan.estimate.facts()
+        if plan.num_runs > 1:
+            values["seeds"] = plan.num_runs
+            values["estimate_of_seeds"] = plan.estimate and plan.estimate.of_runs(plan.num_runs)
         print_json({**facts, **run, **values})
         return
     tree = Tree(Text.assemble((plan.title, "bold"), f" into {plan.directory}"), guide_style="dim")
@@ -145,7 +150,7 @@ def _print(plan: Plan, *, as_json: bool, **facts: str) -> None:
     if memory is not None:
         _add_memory(tree, memory)
     if plan.estimate is not None:
-        _add_estimate(tree, plan.estimate)
+        _add_estimate(tree, plan.estimate, plan.num_runs)
     console = out()
     console.print(tree)
     console.print("Bold values differ from the defaults. Nothing was written.", style="dim")
@@ -172,7 +177,7 @@ def _add_memory(tree: Tree, memory: "MemoryPlan") -> None:
         branch.add(Text(f"each rollout worker, or model server = {readable(memory.sampler)}"))
 
 
-def _add_estimate(tree: Tree, estimate: "RunEstimate") -> None:
+def _add_estimate(tree: Tree, estimate: "RunEstimate", num_runs: int) -> None:
     branch = tree.add(Text("time and disk at most, of tokens alone", style="bold"))
     if estimate.sampled_tokens_per_s:
         branch.add(Text(f"samples = {estimate.sampled_tokens_per_s:,.0f} tokens a second"))
@@ -180,6 +185,14 @@ def _add_estimate(tree: Tree, estimate: "RunEstimate") -> None:
     branch.add(Text(f"each step = {readable_seconds(estimate.step_s)}"))
     branch.add(Text(f"run = {readable_seconds(estimate.run_s)}"))
     branch.add(Text(f"disk = {readable(estimate.disk_bytes)}"))
+    if num_runs > 1:
+        seeds = estimate.of_runs(num_runs)
+        branch.add(
+            Text(
+                f"all {num_runs} seeds, one after the other = {readable_seconds(seeds['run_s'])}, disk "
+                f"{readable(int(seeds['disk_bytes']))}"
+            )
+        )
 
 
 def _add_branches(tree: Tree, values: dict[str, Any], defaults: dict[str, Any]) -> None:

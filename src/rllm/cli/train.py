@@ -27,6 +27,7 @@ from rllm.cli.published_flags import (
     refused_options,
     sampling_file_option,
 )
+from rllm.cli.seeds import settle_seeds, train_seeds
 from rllm.cli.skill_view import print_alarms, print_success
 from rllm.cli.terminal import err, out, phase_list, print_next, print_sentence, took
 from rllm.cli.train_options import TrainOptions
@@ -55,6 +56,7 @@ from rllm.worker.step_host import open_workers
         "rllm train frozenlake --seed 1 --output lake --json    for a script",
         "rllm train frozenlake --set steps=50 --set rollout.group_size=16 --dry-run",
         "rllm train gsm8k --model DIR --agent my_agent.py:MyAgent --evaluator my_agent.py:score",
+        "rllm train frozenlake --seeds 3                        seeds 0 to 2, their mean with an interval",
         "rllm train frozenlake --nproc 2                        two processes share episodes and updates",
         "rllm train my_flow.py:solve --evaluator my_flow.py:score --dataset my.jsonl     your own program",
     ),
@@ -78,6 +80,11 @@ def command(options: TrainOptions) -> None:
     """
     require_processes(options.nproc)
     config = options.config()
+    if options.seeds is not None:
+        options = settle_seeds(options, config)
+        if not options.dry_run:
+            train_seeds(options, config)
+            return
     # Of several processes, rank 0 alone.
     warns = (options.nproc == 1 or options.dry_run) and not rank_from_environment()
     if warns and options.settings_are_missing:
@@ -88,7 +95,7 @@ def command(options: TrainOptions) -> None:
             "--set say nothing; name `steps`, `warm_start.steps` and `optimizer.learning_rate`.",
             style="dim",
         )
-    directory = options.output or Path("runs") / f"{options.directory_name}-seed{config.seed}"
+    directory = options.directory(config.seed)
     if options.resume and options.fresh:
         raise ConfigError("--resume goes on and --fresh begins anew; give one of them.")
     if options.resume and not is_run(directory):
@@ -118,6 +125,7 @@ def command(options: TrainOptions) -> None:
             memory=run.memory_plan(options.nproc, options.nproc),
             estimate=run.estimate(num_ranks),
             processes=run.process_plan(num_ranks, is_of_torchrun=num_ranks > options.nproc),
+            num_runs=options.seeds or 1,
         )
         print_plan(plan, as_json=options.as_json, force=options.force, benchmark=options.label)
         return

@@ -164,6 +164,13 @@ class TrainOptions:
         "(`distributed.placement`). torchrun does it as well.",
     )
     seed: int | None = option("--seed", type=int, help="Seed of every random draw of the run.  [default: 0]")
+    seeds: int | None = option(
+        "--seeds",
+        type=int,
+        metavar="N",
+        help="Train N seeds one after the other, from --seed on, and report their mean with an interval. The "
+        "same command goes on with what is missing.",
+    )
     dry_run: bool = option(
         "--dry-run",
         is_flag=True,
@@ -225,6 +232,17 @@ class TrainOptions:
     def directory_name(self) -> str:
         name = self.benchmark if self.program is None else self.program.directory_name
         return re.sub(r"[^\w.=+-]+", "-", name) if "://" in name else name
+
+    def directory(self, seed: int) -> Path:
+        """The directory of a run with this seed."""
+        if self.seeds is not None:
+            return self.seeds_directory / f"seed{seed}"
+        return self.output or Path("runs") / f"{self.directory_name}-seed{seed}"
+
+    @property
+    def seeds_directory(self) -> Path:
+        """The directory that holds the runs of --seeds and their report."""
+        return self.output or Path("runs") / f"{self.directory_name}-seeds"
 
     @property
     def settings_are_missing(self) -> bool:

@@ -7,7 +7,7 @@ RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT ──► open_ranks ──► RankGr
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rllm.config.distributed import HERE, DistributedConfig
 from rllm.distributed.cards import card_of_rank, is_on_cards
@@ -67,7 +67,8 @@ def open_ranks(config: DistributedConfig, device: str = "cpu") -> Iterator[RankG
     shard_size = config.ranks_of_a_copy(world_size())
     tensor_size = config.ranks_of_a_layer(world_size())
     if world_size() == 1:
-        yield ALONE
+        with _ending_with_its_starter() if launched_words() else nullcontext():
+            yield ALONE
         return
     if missing := [name for name in SET_BY_LAUNCHER if not os.environ.get(name)]:
         raise ConfigError(
@@ -99,7 +100,7 @@ def _ending_with_its_starter() -> Iterator[None]:
         while os.getppid() == starter:
             if left.wait(LOOK_EVERY_S):
                 return
-        end_process("The process that started this rank is gone, so it ends as well.")
+        end_process("The process that started this one is gone, so it ends as well.")
 
     threading.Thread(target=look, name="rllm-starter", daemon=True).start()
     try:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,10 +112,13 @@ def draw_comparison(
     summaries: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({}),
     x_axis: XAxis = "seconds",
     title: str = "Runs compared",
+    mean_label: str = "",
 ) -> None:
     """Several runs in one picture: batches as thin lines, held-out sampled success as points, from before
-    training on where `summaries` say what it was."""
+    training on where `summaries` say what it was. With a `mean_label` also the mean of these points, where
+    all runs were measured."""
     figure, axes = _new_figure(title, x_axis)
+    points_of_runs: list[_Points] = []
     for index, (name, metrics) in enumerate(curves.items()):
         color = _RUN_COLORS[index % len(_RUN_COLORS)]
         batches = [line for line in metrics if line["phase"] == "train" and "success" in line]
@@ -129,6 +133,9 @@ def draw_comparison(
         )
         if points.x:
             _draw_points(axes, points, color, "o", f"{name} ({points.rate[-1]:.0%} at the end)")
+        points_of_runs.append(points)
+    if mean_label:
+        _draw_mean(axes, points_of_runs, mean_label)
     _save(figure, axes, path)
 
 
@@ -224,6 +231,17 @@ def _draw_points(axes: "Axes", points: _Points, color: str, marker: str, label: 
         label=label,
         zorder=3,
     )
+
+
+def _draw_mean(axes: "Axes", points_of_runs: Sequence[_Points], label: str) -> None:
+    """Draw the mean at each x at which all runs have a point."""
+    rates_of_runs = [dict(zip(points.x, points.rate, strict=True)) for points in points_of_runs]
+    xs = sorted(set[float].intersection(*(set(rates) for rates in rates_of_runs)))
+    if not xs:
+        return
+    means = [fmean(rates[x] for rates in rates_of_runs) for x in xs]
+    label = f"{label} ({means[-1]:.0%} at the end)"
+    axes.plot(xs, means, color=_INK, marker="D", markersize=6, linewidth=3.5, label=label, zorder=4)
 
 
 def _label_ends(axes: "Axes", ends: list[tuple[float, float, str]]) -> None:

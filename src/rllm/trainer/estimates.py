@@ -42,6 +42,10 @@ class RunEstimate:
         """For `--json`."""
         return asdict(self)
 
+    def of_runs(self, num_runs: int) -> dict[str, float]:
+        """Seconds and bytes of disk of so many such runs, one after the other."""
+        return {"run_s": num_runs * self.run_s, "disk_bytes": num_runs * self.disk_bytes}
+
 
 def estimate_run(config: TrainConfig, num_ranks: int) -> RunEstimate | None:
     """Estimate of a run that plays; None where it is computed elsewhere, or its models' sizes are unknown."""
