@@ -4,6 +4,7 @@
                                       └──► results/learn_pretrained/TASK-seedN.json ──► docs and examples
 
     python benchmarks/learn_pretrained.py [--task NAME ...] [--seeds 60 61 62] [--hours 12]
+    python benchmarks/learn_pretrained.py --task relay --variant lora        an adapter; TASK-lora-seedN.json
     python benchmarks/learn_pretrained.py --task extract --seeds 7 --split validation        while developing
 
 A run that was stopped or failed is resumed, and one whose file is there is not repeated: commit the files as
@@ -36,6 +37,8 @@ from rllm.config.open_keys import OPEN_KEYS, get_key
 from rllm.errors import ConfigError
 from rllm.eval.pass_at_k import pass_at_k
 from rllm.files.atomic import write_atomic
+from rllm.models.named_templates import chat_template_named
+from rllm.models.tokenizer import HuggingFaceTokenizer
 from rllm.store.episodes import EpisodeStore
 from rllm.tracking.jsonl import read_metrics
 from rllm.trainer.run import TrainingRun
@@ -59,6 +62,12 @@ CONSTANTS: dict[str, Callable[[dict[str, Any]], Hashable]] = {
 }
 """What one answer to all tasks has to fit: a sentence, a number, an order of stopping and going; or one way
 to answer, such as one case for all sentences, or one sign for all word problems."""
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "": (MODEL, {}),
+    "lora": (MODEL, {"lora": {"rank": 16}}),
+    "gemma3": ("gemma-3-270m", {}),
+}
+"""Variant -> model and settings; the first one is what the tasks are shipped for."""
 SIGNAL_UNTIL = 0.9
 """Success up to which groups are to carry signal."""
 
@@ -68,20 +77,31 @@ class PretrainedBlock(Block):
     """One example with one model."""
 
     model: str
+    variant: str = ""
+
+    @property
+    def result_name(self) -> str:
+        """Name of the files of its results, before the seed."""
+        return f"{self.name}-{self.variant}" if self.variant else self.name
 
     def words(self, seed: int, place: Path, split: str) -> list[str]:
         options = ["--task", self.name, "--seeds", str(seed), "--split", split, "--model", self.model]
+        options += ["--variant", self.variant]
         return [sys.executable, __file__, *options, "--run", str(place / "run")]
 
     def runs(self, place: Path) -> tuple[Path, list[Path]]:
         return place / "run", []
 
 
-def blocks(model: str) -> dict[str, PretrainedBlock]:
+def blocks(model: str, variant: str = "") -> dict[str, PretrainedBlock]:
     """Every example, by name."""
     return {
         path.stem: PretrainedBlock(
-            name=path.stem, category="pretrained", files=(str(path.relative_to(ROOT)),), model=model
+            name=path.stem,
+            category="pretrained",
+            files=(str(path.relative_to(ROOT)),),
+            model=model,
+            variant=variant,
         )
         for path in sorted(EXAMPLES.glob("*.py"))
     }
@@ -121,21 +141,33 @@ class AttemptsRun(TrainingRun):
         """There is none."""
 
 
-def train_one(name: str, model: str, seed: int, split: str, run: Path) -> None:
+def train_one(name: str, model: str, seed: int, split: str, run: Path, variant: str = "") -> None:
     """Train, then measure pass@8 of both models in directories beside the run; what is finished is kept."""
-    example, model = load_example(name), initial_model_path(model)
-    trainer = example.trainer(model, run, seed, split, threads=1)
+    example, model = load_example(name), with_chat_template(initial_model_path(model), run.with_name("model"))
+    trainer = example.trainer(model, run, seed, split, threads=1, **VARIANTS[variant][1])
     trained = trainer.train().model_path
     for when, path in (("before", model), ("after", str(trained))):
         attempts = example.trainer(path, run.with_name(when), seed, split, threads=1).run
         AttemptsRun(attempts.config, attempts.player, attempts.tasks, output=attempts.output).train()
 
 
+def with_chat_template(model: str, place: Path) -> str:
+    """Return `model`, or for a base model a directory at `place` that gives it the ChatML template."""
+    if not Path(model).is_dir() or HuggingFaceTokenizer(Path(model)).has_chat_template:
+        return model
+    place.mkdir(parents=True, exist_ok=True)
+    for file in Path(model).iterdir():
+        if not (link := place / file.name).exists():
+            link.symlink_to(file.resolve())
+    (place / "chat_template.jinja").write_text(chat_template_named("chatml", begins_texts=True))
+    return str(place)
+
+
 def result_of(block: PretrainedBlock, place: Path, seed: int, split: str) -> dict[str, Any]:
     """What the file of a finished run holds."""
     about = json.loads((place / "about.json").read_text())
     entry = {"task": block.name, "model": block.model, "seed": seed, "rllm": rllm.__version__, **about}
-    entry |= {"machine": machine(), "files": block.settings}
+    entry |= {"variant": block.variant, "machine": machine(), "files": block.settings}
     run = place / "run"
     steps = [line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == "train"]
     early = [line for line in steps if line["success"] < SIGNAL_UNTIL]
@@ -203,23 +235,28 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--task", nargs="*", default=[], metavar="NAME", help="examples; all where left out")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--split", default="test", choices=("test", "validation"))
-    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--variant", default="", choices=VARIANTS, help="model and settings; the usual ones")
+    parser.add_argument("--model", default="", help="another model than that of the variant")
     parser.add_argument("--hours", type=float, default=100.0, help="stop then, to go on another time")
     parser.add_argument("--root", type=Path, default=ROOT / "runs" / "learn_pretrained")
     parser.add_argument("--run", type=Path, help="train one task with one seed into this directory")
     options = parser.parse_args(words)
-    by_name = blocks(options.model)
+    options.model = options.model or VARIANTS[options.variant][0]
+    by_name = blocks(options.model, options.variant)
     if unknown := [name for name in options.task if name not in by_name]:
         raise ConfigError(f"There is no example `{unknown[0]}`; there are {', '.join(by_name)}.")
     if options.run is not None:
-        train_one(options.task[0], options.model, options.seeds[0], options.split, options.run)
+        train_one(
+            options.task[0], options.model, options.seeds[0], options.split, options.run, options.variant
+        )
         return 0
     return run_campaign(options, [by_name[name] for name in options.task or by_name])
 
 
 def run_campaign(options: argparse.Namespace, chosen: list[PretrainedBlock]) -> int:
     """The exit status: 0 where every run is finished, 1 where one failed, 2 where time ran out."""
-    is_reported = options.split == "test" and options.model == MODEL and set(options.seeds) <= set(SEEDS)
+    is_usual = options.model == VARIANTS[options.variant][0]
+    is_reported = options.split == "test" and is_usual and set(options.seeds) <= set(SEEDS)
     results = RESULTS if is_reported else options.root / "results"
     campaign = Campaign(
         blocks=[*chosen],
@@ -227,11 +264,11 @@ def run_campaign(options: argparse.Namespace, chosen: list[PretrainedBlock]) -> 
         root=options.root,
         split=options.split,
         limit_s=3600.0 * options.hours,
-        source=Path(options.model).name,
+        source="-".join(filter(None, (Path(options.model).name, options.variant))),
     )
     status, num_runs = 0, len(chosen) * len(options.seeds)
     for number, (seed, block) in enumerate(((s, b) for s in options.seeds for b in chosen), start=1):
-        path = results / f"{block.name}-seed{seed}.json"
+        path = results / f"{block.result_name}-seed{seed}.json"
         if path.exists():
             continue
         place = campaign.place(block, seed)

@@ -9,6 +9,7 @@
     <!-- learning:begin curve NAME -->     its picture; `curve all` has every task
     <!-- learning:begin algorithms -->     algorithms side by side, from results/algorithms.json
     <!-- learning:begin pretrained -->     what a pretrained model learns, run by run
+    <!-- learning:begin variants -->       the same with adapters and another model
     <!-- learning:begin screened -->       what was tried for it
     ... <!-- learning:end -->
 
@@ -90,6 +91,7 @@ class Pages:
             "algorithms": lambda: self._algorithms(page),
             "pretrained": lambda: pretrained_text(kind, page),
             "screened": lambda: pretrained_text(kind, page),
+            "variants": lambda: pretrained_text(kind, page),
         }[kind]()
 
     def is_measured(self, name: str) -> bool:

@@ -25,8 +25,14 @@ ABOUT = {
 """Example -> what is learned, the way in, turns of an episode."""
 
 
-def load_runs(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+VARIANTS = {"lora": "SmolLM2-135M-Instruct, an adapter of rank 16", "gemma3": "Gemma 3 270M, all weights"}
+"""Variant -> the model and its trained part."""
+
+
+def load_runs(folder: Path = RESULTS, *, variants: bool = False) -> list[dict[str, Any]]:
+    """Return the results of the tasks as they are shipped, or with `variants` of the others."""
+    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [run for run in runs if bool(run.get("variant")) == variants]
 
 
 def learned_table(page: Path, runs: Sequence[Mapping[str, Any]]) -> str:
@@ -49,15 +55,42 @@ def learned_table(page: Path, runs: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def variant_table(page: Path, runs: Sequence[Mapping[str, Any]]) -> str:
+    """One row a run with another model or an adapter."""
+    lines = [
+        "| task | model | rate | seed | pass@1 before (greedy) | after (greedy) | pass@8 | CPU s |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for run in runs:
+        link = os.path.relpath(EXAMPLES / f"{run['task']}.py", page.parent)
+        cells = [
+            f"[{run['task']}]({link})",
+            VARIANTS[run["variant"]],
+            f"{run['settings']['optimizer.learning_rate']:g}",
+            str(run["seed"]),
+            *_success_cells(run),
+            f"{run['cpu_s']:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _success_cells(run: Mapping[str, Any]) -> list[str]:
+    """Return pass@1 before and after, with greedy success, and pass@8."""
+    return [
+        f"{_figure(run['start'])} ({run['start_greedy']['value']:.0f})",
+        f"{_figure(run['trained'])} ({run['trained_greedy']['value']:.0f})",
+        f"{run['pass_at_8']['before']:.0f} → {run['pass_at_8']['after']:.0f}",
+    ]
+
+
 def _row(page: Path, run: Mapping[str, Any]) -> str:
     _, way, turns = ABOUT[run["task"]]
     link = os.path.relpath(EXAMPLES / f"{run['task']}.py", page.parent)
     start = f"| [{run['task']}]({link}) | {way} | {turns} | {run['seed']} "
     weakest = min(run["kinds"], key=lambda kind: run["kinds"][kind][1])
     cells = [
-        f"{_figure(run['start'])} ({run['start_greedy']['value']:.0f})",
-        f"{_figure(run['trained'])} ({run['trained_greedy']['value']:.0f})",
-        f"{run['pass_at_8']['before']:.0f} → {run['pass_at_8']['after']:.0f}",
+        *_success_cells(run),
         f"{run['constant']:.0f}",
         f"{weakest}: {100 * run['kinds'][weakest][1]:.0f}",
         f"{100 * run['groups_with_signal']:.0f}",
@@ -98,7 +131,10 @@ def _rate(value: float | None) -> str:
 
 
 def pretrained_text(kind: str, page: Path) -> str:
-    """Of one mark: `pretrained` is what was learned, `screened` what was tried."""
+    """Of one mark: `pretrained` is what was learned, `variants` with other models and adapters, `screened`
+    what was tried."""
+    if kind == "variants":
+        return variant_table(page, load_runs(variants=True))
     if kind == "screened":
         return screen_table(json.loads(SCREEN.read_text()) if SCREEN.exists() else [])
     return learned_table(page, load_runs())

@@ -52,6 +52,28 @@ def test_a_run_has_one_file_with_its_figures(
     assert "partial: 1 of 24 runs" in page
 
 
+def test_a_run_with_an_adapter_has_a_file_and_a_table_for_itself(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, tables = scripts["learn_pretrained"], scripts["pretrained_tables"]
+    load = script.load_example
+    monkeypatch.setattr(script, "load_example", lambda name: shorten(load(name)))
+    place = tmp_path / "seed7"
+    script.train_one("lights", "builtin:tiny", 7, "validation", place / "run", "lora")
+    assert list((place / "run").rglob("adapter_model.safetensors"))
+    about = {"commit": "abc", "cpu_s": 1.0, "wall_s": 1.0, "peak_mib": 1.0, "date": "2026-11-29"}
+    (place / "about.json").write_text(json.dumps(about))
+    block = script.blocks("builtin:tiny", "lora")["lights"]
+    assert block.result_name == "lights-lora"
+    result = script.result_of(block, place, 7, "validation")
+    (tmp_path / "lights-lora-seed7.json").write_text(json.dumps(result))
+    assert tables.load_runs(tmp_path) == []
+    (run,) = tables.load_runs(tmp_path, variants=True)
+    row = tables.variant_table(BENCHMARKS.parent / "docs" / "learning.md", [run]).splitlines()[-1]
+    assert "an adapter of rank 16" in row
+    assert f"| {result['settings']['optimizer.learning_rate']:g} | 7 |" in row
+
+
 def test_a_trial_without_training_has_a_row(scripts: dict[str, ModuleType]) -> None:
     tables = scripts["pretrained_tables"]
     trial = {"task": "sql", "setting": "as it is", "steps": 0, "before": 0.05, "cpu_s": 46}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rllm.models.named_templates import chat_template_named
 from rllm.tracking.jsonl import read_metrics
 
 RELAY = Path(__file__).resolve().parents[2] / "examples" / "pretrained" / "relay.py"
@@ -28,6 +29,15 @@ def relay() -> ModuleType:
     return module
 
 
+def with_chat_template(model: Path, place: Path) -> Path:
+    """A directory with the files of a base model and the ChatML template."""
+    place.mkdir()
+    for file in model.iterdir():
+        (place / file.name).symlink_to(file)
+    (place / "chat_template.jinja").write_text(chat_template_named("chatml", begins_texts=True))
+    return place
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 16])
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
@@ -37,7 +47,7 @@ def test_five_steps_keep_the_policy_near_and_varied(
     model: Path = request.getfixturevalue(name)
     settings = {**SMALL, "lora": {"rank": rank}} if rank else SMALL
     if name == "gemma3":
-        settings = {**settings, "model": {"path": str(model), "chat_template": "chatml"}}
+        model = with_chat_template(model, tmp_path / "gemma3")
     relay.trainer(str(model), tmp_path / "run", steps=5, **settings).train()
     lines = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if line["phase"] == "train"]
     print(json.dumps([{key: line[key] for key in ("update_kl", "policy_entropy")} for line in lines]))
