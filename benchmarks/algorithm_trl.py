@@ -9,7 +9,7 @@ Single-turn tasks alone: TRL asks once and is answered once.
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,6 +36,22 @@ def train_with_trl(config: TrainConfig, output: Path) -> dict[str, Any]:
     questions = [[{"role": "user", "content": world.env_class.from_dict(task).reset()[0]}] for task in tasks]
     renderer = ChatRenderer(HuggingFaceTokenizer(Path(config.model.path)))
     prompts = [renderer.tokenizer.apply_template(each, add_generation_prompt=True) for each in questions]
+    return play_trl(
+        settings_of(config, prompts, output),
+        renderer.render(questions[0]),
+        lambda row, text: reward_of(world, tasks[row], text),
+    )
+
+
+def play_trl(
+    settings: dict[str, Any], first_prompt: Sequence[int], reward: Callable[[int, str], float]
+) -> dict[str, Any]:
+    """Leave a model in `settings["output"]`, and return `wall`, `cpu` and `curve`, the mean reward of each
+    batch. `first_prompt`: token ids of the first prompt; `reward`: of a row and its answer.
+
+    Raises RuntimeError where TRL reads other tokens than we do, or ends early.
+    """
+    output = Path(settings["output"])
     output.mkdir(parents=True, exist_ok=True)
     curve: list[float] = []
     with (
@@ -51,19 +67,19 @@ def train_with_trl(config: TrainConfig, output: Path) -> dict[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            _say(process.stdin, settings_of(config, prompts, output))
+            _say(process.stdin, settings)
             for message in _heard(process.stdout):
                 if "prompt" in message:
-                    _require_same_prompt(message["prompt"], renderer.render(questions[0]))
+                    _require_same_prompt(message["prompt"], first_prompt)
                 elif "wall" in message:
                     return {**message, "curve": curve}
                 else:
-                    rewards = [reward_of(world, tasks[row], text) for row, text in message["grade"]]
+                    rewards = [reward(row, text) for row, text in message["grade"]]
                     curve.append(round(float(np.mean(rewards)), 4))
                     _say(process.stdin, rewards)
         finally:
             process.stdin.close()
-            if process.poll() is None and len(curve) < config.steps:
+            if process.poll() is None and len(curve) < settings["steps"]:
                 process.terminate()
     raise RuntimeError(
         f"TRL's process ended with exit code {process.returncode}; {output / 'trl.log'} says why."

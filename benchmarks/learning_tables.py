@@ -10,6 +10,7 @@
     <!-- learning:begin algorithms -->     algorithms side by side, from results/algorithms.json
     <!-- learning:begin pretrained -->     what a pretrained model learns, run by run
     <!-- learning:begin variants -->       the same with adapters and another model
+    <!-- learning:begin beside -->         the same beside TRL
     <!-- learning:begin screened -->       what was tried for it
     ... <!-- learning:end -->
 
@@ -92,6 +93,7 @@ class Pages:
             "pretrained": lambda: pretrained_text(kind, page),
             "screened": lambda: pretrained_text(kind, page),
             "variants": lambda: pretrained_text(kind, page),
+            "beside": lambda: pretrained_text(kind, page),
         }[kind]()
 
     def is_measured(self, name: str) -> bool:

@@ -10,6 +10,7 @@ from learning_blocks import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "learn_pretrained"
 SCREEN = ROOT / "benchmarks" / "results" / "pretrained_screen.json"
+BESIDE_TRL = ROOT / "benchmarks" / "results" / "pretrained_trl.json"
 EXAMPLES = ROOT / "examples" / "pretrained"
 NUM_SEEDS = 3
 ABOUT = {
@@ -105,6 +106,33 @@ def _figure(figure: Mapping[str, Any]) -> str:
     return f"{figure['value']:.0f} ({low:.0f} to {high:.0f})"
 
 
+def trl_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """One row a task and seed: success after training by both sides, and the CPU seconds of training."""
+    lines = [
+        "| task | seed | rLLM: pass@1 (greedy) | TRL: pass@1 (greedy) | rLLM CPU s | TRL CPU s | ratio |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for result in results:
+        ours, theirs = result["rllm"], result["trl"]
+        cells = [
+            result["task"],
+            str(result["seed"]),
+            *(_side(side) for side in (ours, theirs)),
+            *(f"{side['cpu_s']:.0f}" for side in (ours, theirs)),
+            f"{theirs['cpu_s'] / ours['cpu_s']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    commits = ", ".join(sorted({result["commit"] for result in results})) or "none"
+    return "\n".join(
+        [*lines, "", f"In percent, with 95 % intervals over test instances; commits: {commits}."]
+    )
+
+
+def _side(side: Mapping[str, Any]) -> str:
+    low, high = (100 * end for end in side["success_interval"])
+    return f"{100 * side['success']:.0f} ({low:.0f} to {high:.0f}) ({100 * side['greedy']:.0f})"
+
+
 def screen_table(trials: Sequence[Mapping[str, Any]]) -> str:
     """Everything that was tried on the development seed and validation instances."""
     lines = [
@@ -131,8 +159,10 @@ def _rate(value: float | None) -> str:
 
 
 def pretrained_text(kind: str, page: Path) -> str:
-    """Of one mark: `pretrained` is what was learned, `variants` with other models and adapters, `screened`
-    what was tried."""
+    """Of one mark: `pretrained` is what was learned, `variants` with other models and adapters, `beside`
+    what TRL learns, `screened` what was tried."""
+    if kind == "beside":
+        return trl_table(json.loads(BESIDE_TRL.read_text()) if BESIDE_TRL.exists() else [])
     if kind == "variants":
         return variant_table(page, load_runs(variants=True))
     if kind == "screened":

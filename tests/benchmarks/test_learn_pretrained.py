@@ -74,6 +74,14 @@ def test_a_run_with_an_adapter_has_a_file_and_a_table_for_itself(
     assert f"| {result['settings']['optimizer.learning_rate']:g} | 7 |" in row
 
 
+def test_both_sides_of_a_comparison_with_trl_have_one_row(scripts: dict[str, ModuleType]) -> None:
+    ours = {"success": 0.9, "success_interval": [0.8, 0.95], "greedy": 1.0, "cpu_s": 100.0}
+    theirs = {"success": 0.8, "success_interval": [0.7, 0.9], "greedy": 0.9, "cpu_s": 250.0}
+    result = {"task": "sql", "seed": 60, "commit": "abc", "rllm": ours, "trl": theirs}
+    row = scripts["pretrained_tables"].trl_table([result]).splitlines()[2]
+    assert row == "| sql | 60 | 90 (80 to 95) (100) | 80 (70 to 90) (90) | 100 | 250 | 2.5 |"
+
+
 def test_a_trial_without_training_has_a_row(scripts: dict[str, ModuleType]) -> None:
     tables = scripts["pretrained_tables"]
     trial = {"task": "sql", "setting": "as it is", "steps": 0, "before": 0.05, "cpu_s": 46}
