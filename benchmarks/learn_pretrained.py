@@ -16,6 +16,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -155,10 +156,7 @@ def with_chat_template(model: str, place: Path) -> str:
     """Return `model`, or for a base model a directory at `place` that gives it the ChatML template."""
     if not Path(model).is_dir() or HuggingFaceTokenizer(Path(model)).has_chat_template:
         return model
-    place.mkdir(parents=True, exist_ok=True)
-    for file in Path(model).iterdir():
-        if not (link := place / file.name).exists():
-            link.symlink_to(file.resolve())
+    shutil.copytree(model, place, dirs_exist_ok=True)
     (place / "chat_template.jinja").write_text(chat_template_named("chatml", begins_texts=True))
     return str(place)
 

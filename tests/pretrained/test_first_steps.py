@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,9 +32,7 @@ def relay() -> ModuleType:
 
 def with_chat_template(model: Path, place: Path) -> Path:
     """A directory with the files of a base model and the ChatML template."""
-    place.mkdir()
-    for file in model.iterdir():
-        (place / file.name).symlink_to(file)
+    shutil.copytree(model, place)
     (place / "chat_template.jinja").write_text(chat_template_named("chatml", begins_texts=True))
     return place
 
