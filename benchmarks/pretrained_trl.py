@@ -37,10 +37,10 @@ def first_attempts(run: Path, steps: int) -> Iterator[Episode]:
     """One episode of each task of each training step, in order."""
     with EpisodeStore.open(run / "store.sqlite", read_only=True) as store:
         for step in range(steps):
-            seen = set[str]()
+            task_ids = set[str]()
             for episode in store.episodes(TRAIN_PHASE, step):
-                if episode.task_id not in seen:
-                    seen.add(episode.task_id)
+                if episode.task_id not in task_ids:
+                    task_ids.add(episode.task_id)
                     yield episode
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     result = compare(options.task, options.seed, options.root / f"{options.task}-{source}-seed{options.seed}")
     results = json.loads(BESIDE_TRL.read_text()) if BESIDE_TRL.exists() else []
     key = (options.task, options.seed)
-    others = [each for each in results if (each["task"], each["seed"]) != key]
+    others = [other for other in results if (other["task"], other["seed"]) != key]
     write_atomic(BESIDE_TRL, json.dumps([*others, result], indent=1) + "\n")
     json.dump(result, sys.stdout, indent=1)
 

@@ -111,11 +111,11 @@ def test_a_run_with_a_warm_start_is_not_judged_by_the_model_before_it(measured: 
 
 def test_pass_at_k_is_of_the_attempts_that_did_not_fail(measured: Preview) -> None:
     shown = with_rewards(measured, [MIXED, FAILED])
-    assert shown.pass_at(1) == pytest.approx(1 / 16)
-    assert shown.pass_at(8) == 0.5
+    assert shown.pass_rate(1) == pytest.approx(1 / 16)
+    assert shown.pass_rate(8) == 0.5
     shown.episodes[0].outcome = Outcome.INFRASTRUCTURE_FAILURE  # the only success
-    assert shown.pass_at(1) == 0.0
-    assert shown.pass_at(8) == 0.0, "the other task has eight"
+    assert shown.pass_rate(1) == 0.0
+    assert shown.pass_rate(8) == 0.0, "the other task has eight"
     assert shown.num_with_signal == 0
 
 

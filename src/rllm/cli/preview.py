@@ -78,8 +78,8 @@ def one_line(text: str) -> str:
 def _figures(preview: Preview, memory: "MemoryPlan | None") -> list[tuple[str, str | Text]]:
     costs, metrics = preview.costs(), preview.metrics
     rows: list[tuple[str, str | Text]] = [
-        ("pass@1", rate(preview.pass_at(1))),
-        (f"pass@{NUM_ATTEMPTS}", rate(preview.pass_at(NUM_ATTEMPTS))),
+        ("pass@1", rate(preview.pass_rate(1))),
+        (f"pass@{NUM_ATTEMPTS}", rate(preview.pass_rate(NUM_ATTEMPTS))),
         ("mean reward", f"{metrics['reward_mean']:.3g}"),
         ("tasks with different rewards", f"{preview.num_with_signal} of {len(preview.groups())}"),
         ("turns of an attempt", f"{metrics['turns_mean']:.3g}"),

@@ -57,12 +57,13 @@ class Preview:
             by_task.setdefault(episode.task_id, []).append(episode)
         return by_task
 
-    def pass_at(self, k: int) -> float | None:
+    def pass_rate(self, k: int) -> float | None:
         """Return pass@k over the tasks with at least `k` attempts that did not fail; None without any."""
         rates = [
             pass_at_k(len(correct), sum(correct), k)
             for attempts in self.groups().values()
-            if len(correct := [each.is_correct for each in attempts if each.outcome in LEARNABLE]) >= k
+            if len(correct := [attempt.is_correct for attempt in attempts if attempt.outcome in LEARNABLE])
+            >= k
         ]
         return sum(rates) / len(rates) if rates else None
 
@@ -70,7 +71,7 @@ class Preview:
     def num_with_signal(self) -> int:
         """Number of tasks whose attempts got different rewards."""
         return sum(
-            len({each.reward for each in attempts if each.outcome in LEARNABLE}) > 1
+            len({attempt.reward for attempt in attempts if attempt.outcome in LEARNABLE}) > 1
             for attempts in self.groups().values()
         )
 
@@ -99,10 +100,10 @@ class Preview:
                 "says little of what it will learn."
             )
         num_groups, num_signal = len(self.groups()), self.num_with_signal
-        success = self.pass_at(1) or 0.0
+        success = self.pass_rate(1) or 0.0
         names = self.config.estimators()
         compares = all(estimator_named(name).compares_attempts for name in names)
-        if not compares and len({each.reward for each in self.episodes}) > 1:
+        if not compares and len({episode.reward for episode in self.episodes}) > 1:
             num_signal = num_groups  # a critic or a baseline of its own learns from any difference
         if success > SOLVED:
             return "warning", (
@@ -130,8 +131,8 @@ class Preview:
         return {
             "tasks": len(self.groups()),
             "attempts": len(self.episodes),
-            "pass_at_1": self.pass_at(1),
-            f"pass_at_{NUM_ATTEMPTS}": self.pass_at(NUM_ATTEMPTS),
+            "pass_at_1": self.pass_rate(1),
+            f"pass_at_{NUM_ATTEMPTS}": self.pass_rate(NUM_ATTEMPTS),
             "groups_with_signal": self.num_with_signal,
             **self.costs(),
             "sampling_s": self.sampling_s,
@@ -162,7 +163,7 @@ def answers(episode: Episode) -> list[str]:
 def preview(training: "TrainingRun") -> Preview:
     """Play and learn from the first step of `training`, which has not begun, and keep nothing of it.
 
-    Raises ConfigError for a run that learns from a teacher, and whatever its start would raise.
+    Raises ConfigError for a run that learns from a teacher, and all that the start of the run raises.
     """
     config = training.config
     if config.distill.teacher:
@@ -193,7 +194,7 @@ def preview(training: "TrainingRun") -> Preview:
         tempfile.TemporaryDirectory(prefix=f".{training.output.name}-preview-", dir=place) as directory,
         RunDirectory.create_or_open(Path(directory) / "run") as run_directory,
     ):
-        run(training.work_in(run_directory))
+        run(training.run_work(run_directory))
     return previews[0]
 
 

@@ -161,7 +161,7 @@ class TrainingRun:
                 self.draw_curve(directory, summary)
             return TrainResult(directory=self.output, summary=summary)
 
-    async def work_in(self, directory: RunDirectory) -> dict[str, Any]:
+    async def run_work(self, directory: RunDirectory) -> dict[str, Any]:
         """Return what `work` returns, in another directory than the run's and on one process."""
         with open_ranks(self.config.distributed, self.config.model.device) as self.ranks:
             return await self._run(directory)
