@@ -70,7 +70,7 @@ def test_a_run_with_an_adapter_has_a_file_and_a_table_for_itself(
     assert tables.load_runs(tmp_path) == []
     (run,) = tables.load_runs(tmp_path, variants=True)
     row = tables.variant_table(BENCHMARKS.parent / "docs" / "learning.md", [run]).splitlines()[-1]
-    assert "an adapter of rank 16" in row
+    assert tables.VARIANTS["lora"] in row
     assert f"| {result['settings']['optimizer.learning_rate']:g} | 7 |" in row
 
 
