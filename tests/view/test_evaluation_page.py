@@ -36,6 +36,7 @@ def test_tasks_stand_in_the_order_of_their_numbers_with_an_interval_beside_each_
     assert page["total"] == 12
     assert {tuple(row["success_interval"]) for row in page["rows"]} == {wilson_interval(1, 2)}
     assert page["report"]["attempted"] == 24
+    assert sum(page["report"]["endings"].values()) == 24
     assert page["report"]["success"] == 0.5
     low, high = page["report"]["success_interval"]
     assert low < 0.5 < high or low == high == 0.5

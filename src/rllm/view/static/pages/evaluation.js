@@ -74,6 +74,7 @@ function scores(run, page) {
     h("div", { class: "score" }, h("strong", {}, percent(each.success)), h("span", {}, `success, ${words(page.phase)}, 95 % ${interval(each.success_interval)}`), rateBar(each.success, each.success_interval)),
     facts([["attempted", number(each.attempted)], ["scored", number(each.scored)], ["truncated", number(each.truncated)], ["failed", number(each.failed)],
       ["without failures", each.failed ? `${percent(each.success_without_failed)} ${interval(each.success_without_failed_interval)}` : null], ["score, chance 0, optimum 100", each.score === undefined ? null : `${number(each.score)} ${bounds(each.score_interval)}`],
+      ["ended", Object.entries(each.endings ?? {}).map(([name, count]) => `${words(name)} ${number(count)}`).join(", ") || null],
       ["turns, mean", `${number(each.mean_turns)} ${bounds(each.mean_turns_interval)}`], ["ran into max_tokens", each.cut_off ? number(each.cut_off) : null],
       ["tokens read", each.tokens ? number(each.tokens.prompt) : null], ["tokens written", each.tokens ? number(each.tokens.completion) : null], ["cost", each.cost ? number(each.cost) : null]]),
     h("p", {}, h("small", {}, `${page.instances} ${page.baselines} A failure counts as no success. Interval: ${page.interval}.`,
