@@ -3,7 +3,7 @@
     tasks × seeds ──► one process a run: train on the task's file ──► 8 attempts each, before and after
                                       └──► results/learn_pretrained/TASK-seedN.json ──► docs and examples
 
-    python benchmarks/learn_pretrained.py [--task NAME ...] [--seeds 60 61 62] [--hours 12]
+    python benchmarks/learn_pretrained.py [--task NAME ...] [--seeds N ...] [--hours 12]
     python benchmarks/learn_pretrained.py --task relay --variant lora        an adapter; TASK-lora-seedN.json
     python benchmarks/learn_pretrained.py --task extract --seeds 7 --split validation        while developing
 
@@ -49,20 +49,22 @@ EXAMPLES = ROOT / "examples" / "pretrained"
 MODEL = "smollm2-135m-instruct"
 SEEDS = (60, 61, 62)
 """Reported; no setting was chosen by them."""
+FRESH_SEEDS = {"constraints": (63, 64, 65)}
+"""Reported of a task that was redesigned after a reported seed had been seen."""
 NUM_PASS_TASKS, NUM_ATTEMPTS = 16, 8
 """Test tasks, and attempts at each, of pass@8."""
 CONSTANTS: dict[str, Callable[[dict[str, Any]], Hashable]] = {
-    "calculator": lambda task: task["command"],
-    "constraints": lambda task: task["case"],
-    "documents": lambda task: task["answer"],
+    "calculator": lambda task: tuple(task["signs"]),
+    "constraints": lambda task: (task["case"], task["mark"]),
+    "documents": lambda task: task["path"][-1],
     "extract": lambda task: str(task["answer"]),
-    "lights": lambda task: tuple(task["colours"].index(light) < 2 for light in task["lights"]),
+    "lights": lambda task: tuple(task["rules"][light] for light in task["lights"]),
     "relay": lambda task: task["count"],
     "sql": lambda task: task["asked"],
     "word_problems": lambda task: task["sign"],
 }
-"""What one answer to all tasks has to fit: a sentence, a number, an order of stopping and going; or one way
-to answer, such as one case for all sentences, or one sign for all word problems."""
+"""What one answer to all tasks has to fit: a number, a city, an order of moves; or one way to answer, such as
+one case and mark for all sentences, one order of signs for all calculations."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "": (MODEL, {}),
     "lora": (MODEL, {"lora": {"rank": 16}}),
@@ -92,6 +94,16 @@ class PretrainedBlock(Block):
 
     def runs(self, place: Path) -> tuple[Path, list[Path]]:
         return place / "run", []
+
+
+@dataclass(kw_only=True, slots=True)
+class PretrainedCampaign(Campaign):
+    """Runs of tasks that differ in their seeds."""
+
+    runs: list[tuple[Block, int]]
+
+    def pairs(self) -> list[tuple[Block, int]]:
+        return self.runs
 
 
 def blocks(model: str, variant: str = "") -> dict[str, PretrainedBlock]:
@@ -231,7 +243,7 @@ def main(words: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", nargs="*", default=[], metavar="NAME", help="examples; all where left out")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--seeds", nargs="+", type=int, help="the reported seeds of each task if left out")
     parser.add_argument("--split", default="test", choices=("test", "validation"))
     parser.add_argument("--variant", default="", choices=VARIANTS, help="model and settings; the usual ones")
     parser.add_argument("--model", default="", help="another model than that of the variant")
@@ -251,27 +263,36 @@ def main(words: Sequence[str] | None = None) -> int:
     return run_campaign(options, [by_name[name] for name in options.task or by_name])
 
 
+def reported_seeds(name: str) -> tuple[int, ...]:
+    return FRESH_SEEDS.get(name, SEEDS)
+
+
 def run_campaign(options: argparse.Namespace, chosen: list[PretrainedBlock]) -> int:
-    """The exit status: 0 where every run is finished, 1 where one failed, 2 where time ran out."""
+    """Return the exit status: 0 if every run is finished, 1 if one failed, 2 if time ran out."""
+    # Seed by seed, so that a campaign that was stopped has something of every task.
+    seeds_by_block = [options.seeds or reported_seeds(block.name) for block in chosen]
+    pairs = [pair for seeds in zip(*seeds_by_block, strict=True) for pair in zip(chosen, seeds, strict=True)]
     is_usual = options.model == VARIANTS[options.variant][0]
-    is_reported = options.split == "test" and is_usual and set(options.seeds) <= set(SEEDS)
+    has_reported_seeds = all(seed in reported_seeds(block.name) for block, seed in pairs)
+    is_reported = options.split == "test" and is_usual and has_reported_seeds
     results = RESULTS if is_reported else options.root / "results"
-    campaign = Campaign(
+    campaign = PretrainedCampaign(
         blocks=[*chosen],
-        seeds=options.seeds,
+        seeds=sorted({seed for _, seed in pairs}),
+        runs=[*pairs],
         root=options.root,
         split=options.split,
         limit_s=3600.0 * options.hours,
         source="-".join(filter(None, (Path(options.model).name, options.variant))),
     )
-    status, num_runs = 0, len(chosen) * len(options.seeds)
-    for number, (seed, block) in enumerate(((s, b) for s in options.seeds for b in chosen), start=1):
+    status = 0
+    for number, (block, seed) in enumerate(pairs, start=1):
         path = results / f"{block.result_name}-seed{seed}.json"
         if path.exists():
             continue
         place = campaign.place(block, seed)
         if campaign.seconds(block, seed) is None and not campaign.run_one(
-            block, seed, f"[{number}/{num_runs}] {block.name}, seed {seed}", campaign.limit_s
+            block, seed, f"[{number}/{len(pairs)}] {block.name}, seed {seed}", campaign.limit_s
         ):
             return 2
         about = place / "about.json"

@@ -14,9 +14,9 @@ BESIDE_TRL = ROOT / "benchmarks" / "results" / "pretrained_trl.json"
 EXAMPLES = ROOT / "examples" / "pretrained"
 NUM_SEEDS = 3
 ABOUT = {
-    "calculator": ("a calculator as a tool", "MCP server", "2 to 3"),
+    "calculator": ("a calculator as a tool", "MCP server", "4"),
     "constraints": ("constraints on a sentence", "agent and environment", "1"),
-    "documents": ("answers from documents, by search", "LangGraph", "2 to 4"),
+    "documents": ("a place, by search from page to page", "LangGraph", "4"),
     "extract": ("JSON of a schema", "`openai` program", "1"),
     "lights": ("a game with rules in its prompt", "agent and environment", "4"),
     "relay": ("two agents, one note", "workflow", "2"),

@@ -1,6 +1,6 @@
-"""Sums, differences and products that are worked out with the tools of an MCP server.
+"""Four turns with the tools of an MCP server: each call takes the result of the one before.
 
-    question ──► "multiply 47 38" ──► MCP server ──► "Result: 1786" ──► "answer 1786"
+    "14. Times 3." ──► "14 * 3" ──► MCP server ──► "42. Plus 25." ──► "42 + 25" ──► … ──► "answer 59"
 
 python calculator.py MODEL [RUN]
 """
@@ -15,65 +15,65 @@ from rllm.environments import MCPEnvironment
 
 SERVER = {"calculator": {"target": "rllm.tools.mcp_calculator:calculator_server", "shared": True}}
 EXAMPLE = (
-    *("How many are 14 times 31 apples?", "multiply 14 31", "Result: 434", "answer 434"),
-    *("How many are 21 plus 62 apples?", "add 21 62", "Result: 83", "answer 83"),
-    *("How many are 58 minus 17 hats?", "subtract 58 17", "Result: 41", "answer 41"),
+    *("14. Times 3.", "14 * 3", "42. Plus 25.", "42 + 25", "67. Less 8.", "67 - 8", "59. The end."),
+    "answer 59",
 )
-PROBLEMS = {
-    "add": "How many are {0} plus {1} {2}?",
-    "subtract": "How many are {0} minus {1} {2}?",
-    "multiply": "How many are {0} times {1} {2}?",
-}
-THINGS = ("pens", "books", "cups", "eggs", "nuts", "coins", "keys", "shoes")
+TOOLS = {"+": "add", "-": "subtract", "*": "multiply"}
+WORDS = {"+": ("Plus {}.", "Add {}."), "-": ("Minus {}.", "Less {}."), "*": ("Times {}.",)}
+NUM_CALLS = 3
 CONFIG: dict[str, Any] = {
-    "steps": 24,
+    "steps": 10,
     "inference": {"max_context": 512},
-    "rollout": {"tasks_per_step": 8, "max_turns": 3, "max_tokens_per_turn": 10},
+    "rollout": {"tasks_per_step": 8, "max_turns": NUM_CALLS + 1, "max_tokens_per_turn": 14},
     "evaluation": {"num_tasks": 64},
 }
 
 
 def tasks(split: str) -> list[dict[str, Any]]:
-    """No two splits share a pair of numbers."""
+    """No two splits share the first two numbers; no result is below zero."""
     draw = random.Random(0)
-    pairs = draw.sample([(first, second) for first in range(20, 100) for second in range(11, first)], 2000)
+    pairs = draw.sample([(first, second) for first in range(20, 100) for second in range(2, 20)], 1200)
     size = {"test": slice(0, 128), "validation": slice(128, 256), "train": slice(256, None)}[split]
-    return [problem(a, b, draw.choice(list(PROBLEMS)), draw.choice(THINGS)) for a, b in pairs[size]]
-
-
-def problem(first: int, second: int, command: str, thing: str) -> dict[str, Any]:
-    answer = {"add": first + second, "subtract": first - second, "multiply": first * second}[command]
-    question = PROBLEMS[command].format(first, second, thing)
-    return {"task_id": question, "question": question, "answer": answer, "command": command}
+    drawn: list[dict[str, Any]] = []
+    for first, second in pairs[size]:
+        results, signs, parts = [first], list[str](), list[str]()
+        for number in (second, *draw.choices(range(2, 20), k=NUM_CALLS - 1)):
+            now = results[-1]
+            signs.append(draw.choice([*"+", *"-" * (now >= number), *"*" * (now < 200)]))
+            results.append({"+": now + number, "-": now - number, "*": now * number}[signs[-1]])
+            parts.append(draw.choice(WORDS[signs[-1]]).format(number))
+        row = {"task_id": " ".join([str(first), *parts]), "signs": signs, "results": results}
+        drawn.append({**row, "parts": [*parts, "The end."]})
+    return drawn
 
 
 class CalculatorEnv(MCPEnvironment):
-    """Commands in plain words, as a model needs them whose chat template knows no tools."""
+    """Pays a quarter for each call with the right result, and for the answer; a mistake ends the episode."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         super().__init__(task, mcp_servers=SERVER, reward_fn=self.grade)
-        self.has_found = False
+        self.num_right = 0
 
     def grade(self, task: dict[str, Any], answer: str) -> float:
-        """Half for the answer; the other half was for a call whose result it is."""
-        return 0.5 * (self.has_found and answer == str(task["answer"]))
+        return 0.25 * (self.num_right == NUM_CALLS and answer == f"answer {task['results'][-1]}")
 
     def reset(self, seed: int | None = None) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        said, info = [{"role": "system", "content": "Use the calculator."}], super().reset(seed)[1]
-        for place, text in enumerate((*EXAMPLE, self.task["question"])):
+        said = [{"role": "system", "content": "Use the calculator."}]
+        for place, text in enumerate((*EXAMPLE, f"{self.task['results'][0]}. {self.task['parts'][0]}")):
             said.append({"role": "assistant" if place % 2 else "user", "content": text})
-        return said, info
+        return said, super().reset(seed)[1]
 
     def step(self, action: Any) -> Any:
-        name, *words = str(action).split() or [""]
-        if name == "answer":
-            return super().step(" ".join(words))
-        call = {"name": name, "arguments": dict(zip(("a", "b"), words, strict=False))}
-        shown, reward, done, info = super().step({"id": "0", "function": call})
+        first, sign, *rest = (*str(action).split(), "", "")[:4]
+        if sign not in TOOLS or self.num_right == NUM_CALLS:
+            return super().step(str(action).strip())
+        call = {"name": TOOLS[sign], "arguments": {"a": first, "b": rest[0]}}
+        shown = super().step({"id": "0", "function": call})[0]
         result = shown.get("tool_outputs", {}).get("0", "")[:20]
-        if result == str(self.task["answer"]) and not self.has_found:
-            self.has_found, reward = True, 0.5
-        return f"Result: {result}", reward, done, info
+        if result != str(self.task["results"][self.num_right + 1]):
+            return "", 0.0, True, {"is_correct": False}
+        self.num_right += 1
+        return f"{result}. {self.task['parts'][self.num_right]}", 0.25, False, {}
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "CalculatorEnv":
@@ -92,7 +92,7 @@ def trainer(model: str, run: Any, seed: int = 0, split: str = "test", **settings
 
 
 def kind(task: dict[str, Any]) -> str:
-    return task["command"]
+    return f"{TOOLS[task['signs'][0]]} first"
 
 
 if __name__ == "__main__":

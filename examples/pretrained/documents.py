@@ -1,6 +1,6 @@
-"""A LangGraph program that answers from documents: a search finds a page, and one page leads to another.
+"""A LangGraph program that searches documents: one page leads to the next, and the last one is the answer.
 
-    question ──► model ──► "search Ana" ──► page ──► model ──► "search Leo" ──► page ──► … ──► "answer Oslo"
+    "Where does Ana live?" ──► "search Ana" ──► "Ana lives with Leo" ──► "search Leo" ──► … ──► "search Rome"
 
 python documents.py MODEL [RUN]
 """
@@ -18,15 +18,13 @@ from rllm import AgentConfig, AgentTrainer, Episode, Task, Trajectory
 
 NAMES = "Ana Ben Clara Dan Eva Frank Grace Hugo Ida Jack Karl Leo Mona Nina Oscar Paul Rosa Sam Tina Will"
 CITIES = "Rome Paris Cairo Lima Delhi Tokyo Berlin Boston Dallas London"
-LIVES, BOSS = "Where does {} live?", "Where does the boss of {} live?"
-PAGE = "{} lives in {}. Boss: {}."
+LIKED = "fish tea music snow chess cake maps hats"
 EXAMPLE = (
-    *(BOSS.format("Lena"), "search Lena", PAGE.format("Lena", "Moscow", "Ralf")),
-    *("search Ralf", PAGE.format("Ralf", "Chicago", "Mia"), "answer Chicago"),
+    *("Where does Lena live?", "search Lena", "Lena likes soup and lives with Ralf.", "search Ralf"),
+    *("Ralf lives in Vienna and likes cats.", "search Vienna"),
 )
-MAX_TURNS = 4
 CONFIG: dict[str, Any] = {
-    "steps": 24,
+    "steps": 12,
     "inference": {"max_context": 512},
     "rollout": {"tasks_per_step": 8, "max_tokens_per_turn": 8},
     "evaluation": {"num_tasks": 64},
@@ -34,17 +32,19 @@ CONFIG: dict[str, Any] = {
 
 
 def tasks(split: str) -> list[dict[str, Any]]:
-    """No two splits share a person and a boss."""
+    """No two splits share the first two people of a path."""
     draw = random.Random(0)
     pairs = draw.sample(list(itertools.permutations(NAMES.split(), 2)), 380)
     size = {"test": slice(0, 64), "validation": slice(64, 128), "train": slice(128, None)}[split]
     drawn: list[dict[str, Any]] = []
-    for person, boss in pairs[size]:
-        (home, office), form = draw.sample(CITIES.split(), 2), draw.choice((LIVES, BOSS))
-        pages = {person: PAGE.format(person, home, boss), boss: PAGE.format(boss, office, "Max")}
-        path, answer = ([person], home) if form == LIVES else ([person, boss], office)
-        row = {"id": f"{person} {boss}", "instruction": form.format(person), "answer": answer}
-        drawn.append({**row, "pages": pages, "path": path})
+    for first, second in pairs[size]:
+        third = draw.choice([name for name in NAMES.split() if name not in (first, second)])
+        city, pages = draw.choice(CITIES.split()), dict[str, str]()
+        for name, home in ((first, f"with {second}"), (second, f"with {third}"), (third, f"in {city}")):
+            facts = draw.sample([f"lives {home}", f"likes {draw.choice(LIKED.split())}"], 2)
+            pages[f"search {name}"] = f"{name} {' and '.join(facts)}."
+        row = {"instruction": f"Where does {first} live?", "path": [first, second, third, city]}
+        drawn.append({**row, "id": f"{first} {second}", "pages": pages, "is_last": f"in {city}" in facts[1]})
     return drawn
 
 
@@ -56,15 +56,14 @@ def solve(task: Task, config: AgentConfig) -> Trajectory:
         return {"messages": [llm.invoke(state["messages"])]}
 
     def search(state: MessagesState) -> dict[str, Any]:
-        name = state["messages"][-1].text.removeprefix("search ")
-        return {"messages": [("human", task.metadata["pages"].get(name, "There is no such page."))]}
+        return {"messages": [("human", pages[state["messages"][-1].text])]}
 
     def next_node(state: MessagesState) -> str:
-        num_turns = (len(state["messages"]) - len(start)) // 2 + 1
-        return "search" if state["messages"][-1].text.startswith("search ") and num_turns < MAX_TURNS else END
+        has_turns = len(state["messages"]) < len(start) + 2 * len(pages)
+        return "search" if has_turns and state["messages"][-1].text in pages else END
 
-    texts = (*EXAMPLE, str(task.instruction))
-    start = [("system", "Search, then answer."), *zip(("human", "ai") * 4, texts, strict=False)]
+    pages, texts = task.metadata["pages"], (*EXAMPLE, str(task.instruction))
+    start = [("system", "Search for the place."), *zip(("human", "ai") * 4, texts, strict=False)]
     graph = StateGraph(MessagesState).add_node("search", search).add_node("model", ask_model)
     graph.add_edge(START, "model").add_conditional_edges("model", next_node).add_edge("search", "model")
     said = graph.compile().invoke({"messages": start})["messages"][len(start) :]
@@ -73,11 +72,10 @@ def solve(task: Task, config: AgentConfig) -> Trajectory:
 
 @rllm.evaluator
 def score(task: dict[str, Any], episode: Episode) -> tuple[float, bool]:
-    """A quarter for each page that leads to the answer, the rest for the answer."""
+    """A quarter for each search on the path, whose end is the place."""
     said = episode.trajectories[0].output
-    num_found = sum(f"search {name}" in said for name in task["path"])
-    is_right = num_found == len(task["path"]) and said[-1] == f"answer {task['answer']}"
-    return 1.0 if is_right else 0.25 * num_found, is_right
+    wanted = [f"search {page}" for page in task["path"]]
+    return sum(text == right for text, right in zip(said, wanted, strict=False)) / len(wanted), said == wanted
 
 
 def trainer(model: str, run: Any, seed: int = 0, split: str = "test", **settings: Any) -> AgentTrainer:
@@ -92,7 +90,7 @@ def trainer(model: str, run: Any, seed: int = 0, split: str = "test", **settings
 
 
 def kind(task: dict[str, Any]) -> str:
-    return f"{len(task['path'])} pages"
+    return "place last" if task["is_last"] else "place first"
 
 
 if __name__ == "__main__":

@@ -15,17 +15,19 @@ from rllm.agents.conversation import ConversationAgent
 from rllm.environments import BaseEnv
 
 COLOURS = ("red", "blue", "green", "white", "black", "pink", "yellow", "brown")
+MOVES = ("left", "right", "up", "down")
 NUM_LIGHTS = 4
-RULES = "Stop at {} and {}, go at {} and {}."
 EXAMPLE = [
-    (RULES.format("gold", "gray", "silver", "purple") + " Light: silver", "go"),
-    ("Light: gray", "stop"),
+    ("Rules: gold is up, gray is left, silver is down, purple is right. Light: silver", "silver is down"),
+    ("Light: gold", "gold is up"),
+    ("Light: purple", "purple is right"),
+    ("Light: gray", "gray is left"),
 ]
 """A game as the model sees it first."""
 CONFIG: dict[str, Any] = {
     "steps": 24,
     "inference": {"max_context": 512},
-    "rollout": {"tasks_per_step": 8, "max_turns": NUM_LIGHTS, "max_tokens_per_turn": 6},
+    "rollout": {"tasks_per_step": 8, "max_turns": NUM_LIGHTS, "max_tokens_per_turn": 8},
     "evaluation": {"num_tasks": 64},
 }
 
@@ -33,34 +35,34 @@ CONFIG: dict[str, Any] = {
 def tasks(split: str) -> list[dict[str, Any]]:
     """Games of a split; no two splits share a set of rules."""
     draw = random.Random(0)
-    pairs = list(itertools.combinations(COLOURS, 2))
-    rules = [(*stop, *go) for stop, go in itertools.product(pairs, pairs) if not {*stop} & {*go}]
-    rules = draw.sample(rules, len(rules))
+    orders = draw.sample(list(itertools.permutations(COLOURS, 4)), 1400)
     size = {"test": slice(0, 128), "validation": slice(128, 192), "train": slice(192, None)}[split]
-    return [
-        {"task_id": " ".join(colours), "colours": colours, "lights": draw.choices(colours, k=NUM_LIGHTS)}
-        for colours in rules[size]
-    ]
+    drawn: list[dict[str, Any]] = []
+    for colours in orders[size]:
+        rules = dict(zip(colours, draw.sample(MOVES, 4), strict=True))
+        lights = draw.choices(colours, k=NUM_LIGHTS)
+        drawn.append({"task_id": " ".join(colours), "rules": rules, "lights": lights})
+    return drawn
 
 
 class LightsEnv(BaseEnv):
-    """Pays a quarter for each light that is answered by the rules."""
+    """Pays an eighth for each light that is named, and for each that is answered by the rules."""
 
-    def __init__(self, colours: list[str], lights: list[str]) -> None:
-        self.colours, self.lights = list(colours), lights
+    def __init__(self, rules: dict[str, str], lights: list[str]) -> None:
+        self.rules, self.lights = rules, lights
 
     def reset(self, seed: int | None = None) -> tuple[list[dict[str, str]], dict[str, Any]]:
         self.num_passed = 0
         messages = [{"role": "system", "content": "Follow the rules."}]
         for question, answer in EXAMPLE:
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        now = f"{RULES.format(*self.colours)} Light: {self.lights[0]}"
-        return [*messages, {"role": "user", "content": now}], {}
+        rules = ", ".join(f"{colour} is {move}" for colour, move in self.rules.items())
+        return [*messages, {"role": "user", "content": f"Rules: {rules}. Light: {self.lights[0]}"}], {}
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        stops = self.colours.index(self.lights[self.num_passed]) < 2
-        if str(action).strip() != ("stop" if stops else "go"):
-            return "", 0.0, True, {"is_correct": False}
+        light, text = self.lights[self.num_passed], str(action).strip()
+        if text != f"{light} is {self.rules[light]}":
+            return "", text.startswith(f"{light} is ") / 8, True, {"is_correct": False}
         self.num_passed += 1
         if self.num_passed == NUM_LIGHTS:
             return "", 1 / NUM_LIGHTS, True, {"is_correct": True}
@@ -68,7 +70,7 @@ class LightsEnv(BaseEnv):
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "LightsEnv":
-        return LightsEnv(info["colours"], info["lights"])
+        return LightsEnv(info["rules"], info["lights"])
 
 
 def trainer(model: str, run: Any, seed: int = 0, split: str = "test", **settings: Any) -> AgentTrainer:
@@ -83,7 +85,7 @@ def trainer(model: str, run: Any, seed: int = 0, split: str = "test", **settings
 
 
 def kind(task: dict[str, Any]) -> str:
-    return f"{sum(task['colours'].index(light) < 2 for light in task['lights'])} times stop"
+    return f"{len(set(task['lights']))} colours"
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def test_a_run_has_one_file_with_its_figures(
     assert result["steps"] == len(result["success_by_step"]) == 1
     assert 0.0 < result["different_answers"]["after"] <= 1.0
     assert 0.25 <= result["constant"] / 100 <= 1.0, "four tasks, of which one order fits one at least"
-    assert set(result["kinds"]) <= {f"{count} times stop" for count in range(5)}
+    assert set(result["kinds"]) <= {f"{count} colours" for count in range(1, 5)}
     assert str(tmp_path) not in json.dumps(result), "no path of a machine is committed"
     page = scripts["pretrained_tables"].learned_table(BENCHMARKS.parent / "docs" / "learning.md", [result])
     row = next(line for line in page.splitlines() if line.startswith("| [lights]"))
@@ -112,3 +112,22 @@ def test_a_run_that_failed_has_no_file_and_is_tried_again(
         assert script.main([*words, "--root", str(tmp_path)]) == 1
         assert "FAILED" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
+
+
+def test_a_task_that_was_redesigned_has_fresh_seeds(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, runs = scripts["learn_pretrained"], list[tuple[str, int]]()
+
+    def fail(campaign: Any, block: Any, seed: int, title: str, left_s: float) -> bool:
+        runs.append((block.name, seed))
+        place = campaign.place(block, seed)
+        place.mkdir(parents=True)
+        (place / "about.json").write_text(json.dumps({"failed": "not played here"}))
+        return True
+
+    monkeypatch.setattr(script.PretrainedCampaign, "run_one", fail)
+    monkeypatch.setattr(script, "RESULTS", tmp_path / "results")
+    assert script.main(["--task", "constraints", "relay", "--root", str(tmp_path)]) == 1
+    pairs = zip((63, 64, 65), (60, 61, 62), strict=True)
+    assert runs == [run for fresh, usual in pairs for run in (("constraints", fresh), ("relay", usual))]
