@@ -36,6 +36,7 @@ RUNS = {
     "tiny": ("train", "frozenlake", *(word for key in TINY for word in ("--set", key))),
     "grpo": GRPO,
     "grpo, adapter": (*GRPO, "--set", "lora.rank=16"),
+    "grpo, Gemma 3": (*GRPO, "--chat-template", "chatml"),
     "sft": ("sft", "chats.jsonl", "--set", "max_steps=2", "--set", "evaluation.num_rows=2"),
     "dpo": ("dpo", "pairs.jsonl", "--set", "max_steps=2", "--set", "evaluation.num_rows=2"),
 }
@@ -64,9 +65,10 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_takes_what_its_plan_says(name: str, data: Path, smollm2: Path) -> None:
+def test_a_run_takes_what_its_plan_says(name: str, data: Path, request: pytest.FixtureRequest) -> None:
     words = [sys.executable, "-m", "rllm", *RUNS[name], "--set", "threads=1", "--output", "run"]
-    words += [] if name == "tiny" else ["--model", str(smollm2)]
+    if name != "tiny":
+        words += ["--model", str(request.getfixturevalue("gemma3" if "Gemma" in name else "smollm2"))]
     alone = os.environ | {"OMP_NUM_THREADS": "1"}
     planned = subprocess.run([*words, "--dry-run", "--json"], capture_output=True, text=True, env=alone)
     assert planned.returncode == 0, planned.stderr

@@ -25,8 +25,8 @@ from rllm.trainer.memory_plan import (
     Parts,
     learned_models,
     like_rows,
+    plan_shape,
     sampler_element,
-    shape_of,
     stored_parts,
 )
 
@@ -119,7 +119,7 @@ def _of_sampler(
     if config.inference.engine == LOCAL:
         slots, length = config.inference.num_slots or num_slots, config.inference.max_context
         element = sampler_element(config)
-        shapes = [shape_of(policy.path) for policy in config.named_policies.values()]
+        shapes = [plan_shape(policy.path) for policy in config.named_policies.values()]
         a_token = sum(cache_bytes(shape, 1, GROWTH, element, 0) for shape in shapes if shape) // GROWTH
         everything, one = tokens_at_once(slots, length, 0), tokens_at_once(1, length, 0)
         affordable = round(room / GROWING / a_token) // GROWTH * GROWTH

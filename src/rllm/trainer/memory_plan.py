@@ -57,6 +57,21 @@ FRAGMENTS = 0.3
 MUON_COPIES = 5
 """The number of copies of the largest matrix: the direction, its normed copy, the next one, and two products
 with itself."""
+SIMILAR = {"gemma3_text": 1.4}
+"""Architectures that transformers computes and whose layers have the matrices of the built-in decoder -> the
+multiple of its activations that a pass keeps; measured with Gemma 3 270M."""
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+)
+"""Keys of config.json that the memory of a similar architecture follows from."""
 NO_PASS = PassMemory(most=0, gradients=0, num_kept=0, tokens=0, trained_tokens=0, is_only=True)
 BUCKET_BYTES = 4 << 22
 """The size of gradients that ranks add up in one message."""
@@ -322,7 +337,7 @@ def _teacher_bytes(config: TrainConfig, element: int) -> int:
         return 0
     path = Path(config.distill.teacher)
     path = RunDirectory.read(path).model_path if is_run(path) else path
-    shape = shape_of(str(path)) if (path / "config.json").is_file() else None
+    shape = plan_shape(str(path)) if (path / "config.json").is_file() else None
     return (
         0 if shape is None else element * (num_parameters(shape) + 2 * shape.max_positions * shape.head_dim)
     )
@@ -337,6 +352,28 @@ def shape_of(path: str) -> DecoderShape | None:
         return DecoderShape.from_config(initial_config(path))
     except ModelDirectoryError as error:
         raise ModelDirectoryError(f"{Path(path) / 'config.json'} {error}") from error
+
+
+def plan_shape(path: str) -> DecoderShape | None:
+    """Return the sizes that the memory of a policy's initial model is planned by: its own, or of an
+    architecture in SIMILAR those of the built-in decoder with the same matrices; None for any other.
+
+    Raises ModelDirectoryError for numbers in its config.json that no model has.
+    """
+    if (shape := shape_of(path)) is not None or builtin_preset(path) is not None:
+        return shape
+    config = initial_config(path)
+    if config.get("model_type") not in SIMILAR:
+        return None
+    sizes = {name: config[name] for name in SIZES if name in config}
+    return DecoderShape.from_config({"tie_word_embeddings": True, **sizes, "model_type": "qwen3"})
+
+
+def activation_factor(path: str) -> float:
+    """Return the multiple of the built-in decoder's activations that a policy's initial model keeps."""
+    if builtin_preset(path) is not None:
+        return 1.0
+    return SIMILAR.get(str(initial_config(path).get("model_type")), 1.0)
 
 
 def initial_config(path: str) -> dict[str, Any]:
@@ -423,7 +460,7 @@ def learned_models(config: TrainConfig) -> list[PassModel]:
 def _shapes(config: TrainConfig) -> "dict[str, DecoderShape] | None":
     shapes: dict[str, DecoderShape] = {}
     for name, policy in config.named_policies.items():
-        if (shape := shape_of(policy.path)) is None:
+        if (shape := plan_shape(policy.path)) is None:
             return None
         shapes[name] = shape
     return shapes
@@ -553,7 +590,11 @@ def _targets(adapter: LoraConfig) -> frozenset[str]:
 def _passes(config: TrainConfig, name: str, shape: DecoderShape) -> list[PassModel]:
     """Passes of the policy, and of its critic where that has a trunk of its own."""
     critic = PassModel(
-        shape=shape, optimizer=config.optimizer, number_type=config.model.number_type, is_critic=True
+        shape=shape,
+        optimizer=config.optimizer,
+        number_type=config.model.number_type,
+        is_critic=True,
+        activations=activation_factor(config.named_policies[name].path),
     )
     policy = replace(
         critic,

@@ -48,6 +48,8 @@ class PassModel:
     """Whether gradients of other passes are there also where one pass holds all rows."""
     whole_groups: bool = False
     """Whether rows of a group stay in one micro-batch, as both answers of a pair."""
+    activations: float = 1.0
+    """The multiple of the built-in decoder's activations that the model keeps."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -111,10 +113,11 @@ def _measured_pass(
         total = (terms_M * batch.weights_M).sum()
         num_kept = live.now - meets_gradients * _gradient_bytes(backend)
         total.backward()
+        more = round((model.activations - 1.0) * num_kept)
         return PassMemory(
-            most=live.most,
+            most=live.most + more,
             gradients=_gradient_bytes(backend),
-            num_kept=num_kept,
+            num_kept=num_kept + more,
             tokens=len(batch.tokens_N),
             trained_tokens=len(batch.weights_M),
             is_only=is_only,
