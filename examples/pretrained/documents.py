@@ -24,7 +24,7 @@ EXAMPLE = (
     *("Ralf lives in Vienna and likes cats.", "search Vienna"),
 )
 CONFIG: dict[str, Any] = {
-    "steps": 12,
+    "steps": 10,
     "inference": {"max_context": 512},
     "rollout": {"tasks_per_step": 8, "max_tokens_per_turn": 8},
     "evaluation": {"num_tasks": 64},
