@@ -1,7 +1,6 @@
 """Answers that two pretrained models gave to built-in tasks, with the label of a reader: corpus/real.
 
-No wrong one is paid under any reading, and of the right ones at most 2 % are refused by the lenient reading,
-at most 4 % by the strict one, which wants an answer to be marked, or concluded, or alone.
+No wrong one is paid under any reading, and at most 2 % of the right ones are refused.
 """
 
 import hashlib
@@ -44,7 +43,7 @@ def is_paid_by_reasoning_gym(row: Mapping[str, Any]) -> bool:
     return env.step(row["answer"])[1] == 1.0
 
 
-@pytest.mark.parametrize(("reading", "most_refused"), [("strict", 0.04), ("lenient", 0.02)])
+@pytest.mark.parametrize(("reading", "most_refused"), [("strict", 0.02), ("lenient", 0.02)])
 def test_what_models_answer_is_graded_as_a_reader_does(reading: str, most_refused: float) -> None:
     pytest.importorskip("reasoning_gym")
     judged = [(row, is_paid(row, reading)) for row in rows()]

@@ -231,10 +231,12 @@ class ExactGrader(TextGrader):
                 return unread(NoAnswer.NOT_MARKED)
             is_all = is_numeric and _SEVERAL.search(text) is None
             grade, reading = self._best(texts, golds), Reading.STRICT if is_all else statement.reading
-        if statement.mark in (Mark.WHOLE, Mark.PROSE) and not grade.is_correct:
+        if statement.mark in (Mark.WHOLE, Mark.PROSE):
             elsewhere = answered_equation(text, question) if is_numeric else _verdict_first(text)
             if elsewhere is not None:
-                grade, reading = self._best((elsewhere.text,), golds), elsewhere.reading
+                stated_grade = self._best((elsewhere.text,), golds)
+                if not grade.is_correct or (stated_grade.is_correct and elsewhere.reading is Reading.STRICT):
+                    grade, reading = stated_grade, elsewhere.reading
         is_restated = all(self._best(texts, golds).is_correct for texts in statement.restatements)
         if grade.is_correct and not is_restated:
             grade = wrong("different", grade.extracted)
