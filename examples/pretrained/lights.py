@@ -1,6 +1,6 @@
-"""A game whose rules are in the prompt: at which lights to stop is different in every game.
+"""A game whose rules are in the prompt: what to do at which light is different in every game.
 
-    rules ──► "Light: blue" ──► stop ──► "Light: red" ──► go … four lights, and one mistake ends it
+    rules ──► "Light: blue" ──► "blue is jump" ──► "Light: red" ──► … four lights, and one mistake ends it
 
 python lights.py MODEL [RUN]
 """
@@ -15,17 +15,17 @@ from rllm.agents.conversation import ConversationAgent
 from rllm.environments import BaseEnv
 
 COLOURS = ("red", "blue", "green", "white", "black", "pink", "yellow", "brown")
-MOVES = ("left", "right", "up", "down")
+MOVES = ("jump", "wait", "turn", "clap", "sing", "knock", "smile", "run", "sit", "wave", "dance", "shout")
 NUM_LIGHTS = 4
 EXAMPLE = [
-    ("Rules: gold is up, gray is left, silver is down, purple is right. Light: silver", "silver is down"),
-    ("Light: gold", "gold is up"),
-    ("Light: purple", "purple is right"),
-    ("Light: gray", "gray is left"),
+    ("gold is nod\ngray is kneel\nsilver is swim\npurple is climb\nLight: silver", "silver is swim"),
+    ("Light: gold", "gold is nod"),
+    ("Light: purple", "purple is climb"),
+    ("Light: gray", "gray is kneel"),
 ]
 """A game as the model sees it first."""
 CONFIG: dict[str, Any] = {
-    "steps": 24,
+    "steps": 20,
     "inference": {"max_context": 512},
     "rollout": {"tasks_per_step": 8, "max_turns": NUM_LIGHTS, "max_tokens_per_turn": 8},
     "evaluation": {"num_tasks": 64},
@@ -56,8 +56,8 @@ class LightsEnv(BaseEnv):
         messages = [{"role": "system", "content": "Follow the rules."}]
         for question, answer in EXAMPLE:
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        rules = ", ".join(f"{colour} is {move}" for colour, move in self.rules.items())
-        return [*messages, {"role": "user", "content": f"Rules: {rules}. Light: {self.lights[0]}"}], {}
+        rules = "\n".join(f"{colour} is {move}" for colour, move in self.rules.items())
+        return [*messages, {"role": "user", "content": f"{rules}\nLight: {self.lights[0]}"}], {}
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         light, text = self.lights[self.num_passed], str(action).strip()
