@@ -1,18 +1,24 @@
 """The meaning of `--model`: a run, a model directory, or a built-in model that is made now."""
 
+import difflib
 import logging
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from rllm.build.model_pull import small_models
 from rllm.build.providers import BUILTIN, resolve_model
-from rllm.config.schema import InferenceConfig
+from rllm.config.schema import InferenceConfig, TrainConfig
+from rllm.config.supervised import SupervisedConfig
+from rllm.data.hub import is_model_id
 from rllm.errors import ConfigError, MissingExtraError
 from rllm.files.home import rllm_home
 from rllm.models.facts import is_from_scratch
 from rllm.models.foreign import read_config
 from rllm.store.run_directory import RunDirectory, is_run
+from rllm.trainer.backends.named import service_kind
 from rllm.types.chat_forms import OWN_FORM, ChatForm
 
 if TYPE_CHECKING:
@@ -55,6 +61,56 @@ def initial_model_path(model: str, base_url: str = "") -> str:
         )
     path = Path(place.path)
     return str(model_directory(path)) if not place.path.startswith(BUILTIN) and is_run(path) else place.path
+
+
+def settle_model_names(config: TrainConfig | SupervisedConfig) -> None:
+    """Replace every name of a model in a configuration, in `model.path`, the paths of policies and
+    `distill.teacher`, by the directory of that model.
+
+    A model of the hub or of `rllm model pull` is fetched if it is not here; names of a training service stay.
+    Raises ConfigError, naming the key, for a run without a model, and for a name that is nearly right.
+    """
+    model = config.model
+    if isinstance(config, SupervisedConfig):
+        model.path = _find_path("model.path", model.path, initial_model_path)
+        return
+    if service_kind(config.backend) is None:
+        model.path = _find_path("model.path", model.path, initial_model_path)
+        for name, policy in config.policies.items():
+            policy.path = _find_path(f"policies.{name}.path", policy.path, initial_model_path)
+    if not config.distill.is_server:
+        config.distill.teacher = _find_path("distill.teacher", config.distill.teacher, _teacher_path)
+
+
+def _find_path(key: str, name: str, find: Callable[[str], str | Path]) -> str:
+    if not _may_be_model(name):
+        return name
+    try:
+        return str(find(name))
+    except ConfigError as error:
+        raise ConfigError(f"`{key}` is {name!r}: {error}") from error
+
+
+def _may_be_model(name: str) -> bool:
+    """Whether a name is that of a model that is here or on the hub, or a misspelt one; reading any other as a
+    directory tells what is wrong with it."""
+    if not name:
+        return False
+    is_close = bool(difflib.get_close_matches(name.lower(), small_models(), n=1))
+    return name.startswith(BUILTIN) or Path(name).exists() or is_close or is_model_id(name)
+
+
+def _teacher_path(name: str) -> Path:
+    path = local_model_path(name)
+    return model_directory(path) if name.startswith(BUILTIN) else path
+
+
+def tokenizer_directory(name: str) -> Path:
+    """Return the directory of the tokenizer that a name means; a directory needs nothing else in it."""
+    path = Path(name)
+    if not _may_be_model(name) or (path.is_dir() and not is_run(path)):
+        return path
+    return model_directory(local_model_path(name))
 
 
 def resolve_form(path: Path, form: ChatForm) -> ChatForm:

@@ -15,7 +15,7 @@ from typing import Any
 from rllm.build.agent_player import AgentPlayer
 from rllm.build.demonstrations import Demonstrate, DemonstrateRoles
 from rllm.build.experts import agent_expert, role_expert
-from rllm.build.model_pull import find_small_model, pull_model
+from rllm.build.models import settle_model_names
 from rllm.build.program_player import PROGRAM_DEFAULTS, ProgramPlayer
 from rllm.build.run_tasks import WorldTasks, as_sequence, run_tasks
 from rllm.build.workflow_player import WORKFLOW_DEFAULTS, WorkflowPlayer
@@ -105,8 +105,7 @@ class RunOptions:
         """
         backend = [f'backend="{self.backend}"'] if self.backend else []
         config = _with_estimators(load_config(config, [*self.assignments, *backend]), self.estimators or {})
-        if find_small_model(config.model.path) is not None:
-            config.model.path = str(pull_model(config.model.path))
+        settle_model_names(config)
         require_cluster(config)
         choices = settle_defaults(
             config, Path(self.output), has_expert=has_expert, is_program=not plays_agent

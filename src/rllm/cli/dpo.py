@@ -7,7 +7,6 @@ import click
 from rllm.cli.command import WordChoice, example, options_of
 from rllm.cli.published_flags import LEARNING_KEYS, alias_options
 from rllm.cli.supervised import SupervisedOptions, rows_file, run_supervised
-from rllm.config.loader import load_as
 from rllm.config.preference import SETTINGS, DpoConfig
 from rllm.tracking.base import Tracker
 from rllm.trainer.dpo import AgentDPOTrainer
@@ -47,7 +46,7 @@ def command(dataset: str, run: str, val_dataset: str, loss: str | None, options:
     assignments = options.all_assignments(
         data__dataset=rows_file(dataset), data__run=run, preference__loss=loss or "", **held_out
     )
-    config = load_as(DpoConfig, options.config_file, assignments)
+    config = options.load(DpoConfig, assignments)
 
     def make(directory: Path, tracker: Tracker | None) -> AgentDPOTrainer:
         return AgentDPOTrainer(config, output=directory, tracker=tracker)

@@ -19,7 +19,7 @@ from rllm.build.gateways import (
     ids_gateway,
     model_gateway,
 )
-from rllm.build.models import local_model_path
+from rllm.build.models import local_model_path, tokenizer_directory
 from rllm.build.served import environment_server
 from rllm.build.serving import GatewayOpener, Listening, serve_until_stopped
 from rllm.cli.command import (
@@ -99,12 +99,11 @@ class GatewayOptions:
     api_key_env: str | None = option(
         "--api-key-env", help="Environment variable that holds the key for the upstreams."
     )
-    tokenizer: Path | None = option(
+    tokenizer: str | None = option(
         "--tokenizer",
-        type=click.Path(path_type=Path),
-        help="Directory of the model's tokenizer: prompts are made of ids here, and the one upstream, vLLM "
-        "or "
-        "SGLang, samples.",
+        metavar="DIR|NAME",
+        help="Directory of the model's tokenizer, or a name of the model: prompts are made of ids here, and "
+        "the one upstream, vLLM or SGLang, samples.",
     )
     model: str = option(
         "--model", default="", help="With --tokenizer: which of the upstream's models; it may be alone."
@@ -179,7 +178,8 @@ def gateway(options: GatewayOptions, **address: Any) -> None:
         "connect_timeout_s": options.connect_timeout_s,
         "max_body_mib": options.max_body_mib,
     }
-    if (tokenizer := options.tokenizer) is not None:
+    if options.tokenizer is not None:
+        tokenizer = tokenizer_directory(options.tokenizer)
         trust = {"trust_remote_code": options.trust_remote_code, "model": options.model}
         _serve(
             lambda where: ids_gateway(where, options.upstreams[0], tokenizer, **trust, **settings), **address

@@ -7,7 +7,6 @@ import click
 from rllm.cli.command import example, options_of
 from rllm.cli.published_flags import SFT_KEYS, SFT_REFUSED, alias_options, refused_options
 from rllm.cli.supervised import SupervisedOptions, rows_file, run_supervised
-from rllm.config.loader import load_as
 from rllm.config.supervised import SftConfig
 from rllm.tracking.base import Tracker
 from rllm.trainer.sft import AgentSFTTrainer
@@ -44,7 +43,7 @@ def command(dataset: str, run: str, val_dataset: str, options: SupervisedOptions
     """
     held_out = {"data__val_dataset": val_dataset, "data__heldout_fraction": "0"} if val_dataset else {}
     assignments = options.all_assignments(data__dataset=rows_file(dataset), data__run=run, **held_out)
-    config = load_as(SftConfig, options.config_file, assignments)
+    config = options.load(SftConfig, assignments)
 
     def make(directory: Path, tracker: Tracker | None) -> AgentSFTTrainer:
         return AgentSFTTrainer(config, output=directory, tracker=tracker)

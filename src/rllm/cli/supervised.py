@@ -11,18 +11,18 @@ from typing import Any
 
 import click
 
-from rllm.build.models import initial_model_path
+from rllm.build.models import initial_model_path, settle_model_names
 from rllm.cli.command import elapsed_s, json_option, option, print_json, shared
 from rllm.cli.plan import Plan, announce_run, conflict_with_run, interruption, print_plan, unused_directory
 from rllm.cli.supervised_view import measured_on, reports_table
 from rllm.cli.terminal import out, print_next, print_sentence, took
-from rllm.config.loader import config_dict
+from rllm.config.loader import config_dict, load_as
 from rllm.data.registry import DatasetRegistry
 from rllm.store.run_directory import RunDirectory
 from rllm.tracking.base import Tracker
 from rllm.tracking.console import LiveView
 from rllm.trainer.result import TrainResult
-from rllm.trainer.supervised import SupervisedTrainer
+from rllm.trainer.supervised import AnySupervised, SupervisedTrainer
 
 MakeTrainer = Callable[[Path, Tracker | None], SupervisedTrainer[Any]]
 """(run directory, what shows the progress) -> the trainer."""
@@ -67,6 +67,12 @@ class SupervisedOptions:
         seed = [] if self.seed is None else [f"seed={self.seed}"]
         from_flags = [f"{key.replace('__', '.')}={value}" for key, value in options.items() if value]
         return [*seed, *from_flags, *self.assignments]
+
+    def load(self, kind: type[AnySupervised], assignments: Sequence[str]) -> AnySupervised:
+        """Return the configuration of the file and the assignments, with models by their directories."""
+        config = load_as(kind, self.config_file, assignments)
+        settle_model_names(config)
+        return config
 
     def words(self) -> list[str]:
         """These options again, without the output."""
