@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rllm.errors import ConfigError
 from rllm.models.builtin import TinyModel, create_model
 from rllm.models.directory import LoadedModel, load_model
 from rllm.trainer import free_memory
+from rllm.trainer.fitting import GROWING, SHARE
 from rllm.types import SamplingParams
 
 A_TOKEN = 4 * (2 * 2 * 2 * 16 + 2)
@@ -26,9 +28,12 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def memory_for(tokens: int, loaded: LoadedModel, patch: pytest.MonkeyPatch) -> None:
-    """Let the machine have twice that beside the weights."""
+    """Let half of what the weights leave of the free memory have room for so many, as in a run. The machine
+    has more memory, which other programs have."""
     weights = sum(each.numel() * each.element_size() for each in loaded.model.parameters())
-    patch.setattr(free_memory, "machine_bytes", lambda device: weights + 2 * tokens * A_TOKEN)
+    free = math.ceil((weights + 2 * GROWING * tokens * A_TOKEN) / SHARE)
+    patch.setattr(free_memory, "free_bytes", lambda device: free)
+    patch.setattr(free_memory, "machine_bytes", lambda device: 100 * free)
 
 
 async def test_many_are_answered_in_the_room_that_there_is(

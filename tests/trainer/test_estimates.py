@@ -5,12 +5,23 @@ from typing import Any
 
 import pytest
 
+from rllm.build.configs import training_config
+from rllm.build.training import build_run
 from rllm.config.loader import load_config
 from rllm.config.supervised import SftConfig
-from rllm.trainer import estimates
+from rllm.errors import ConfigError
+from rllm.trainer import estimates, supervised
+from rllm.trainer import run as trainer_run
 from rllm.trainer.defaults import settle_defaults
-from rllm.trainer.estimates import RunEstimate, disk_bytes, estimate_rows, estimate_run
+from rllm.trainer.estimates import (
+    RunEstimate,
+    disk_bytes,
+    disk_bytes_needed,
+    estimate_rows,
+    estimate_run,
+)
 from rllm.trainer.memory_plan import stored_parts
+from rllm.trainer.sft import AgentSFTTrainer
 
 PEAK_FLOPS, PEAK_BYTES = 1e9, 1e8
 
@@ -82,3 +93,38 @@ def test_rows_are_learned_from_once_an_update() -> None:
 def test_nothing_is_said_of_what_is_computed_elsewhere() -> None:
     config = load_config(["backend=verl", "model.path=a-name"])
     assert estimate_run(config, 1) is None
+
+
+def test_a_run_asks_the_disk_for_what_its_plan_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    num_bytes_asked: list[int] = []
+
+    def ask(path: Path, num_bytes: int, what: str) -> None:
+        num_bytes_asked.append(num_bytes)
+        raise ConfigError("no room")
+
+    monkeypatch.setattr(trainer_run, "require_free_space", ask)
+    monkeypatch.setattr(supervised, "require_free_space", ask)
+    settings = ["lora.rank=2", "steps=3", "warm_start.steps=0", "evaluation.num_tasks=4", "threads=1"]
+    run = build_run(training_config("frozenlake", None, tuple(settings)), tmp_path / "run")
+    plan = run.estimate(1)
+    assert plan is not None
+    with pytest.raises(ConfigError):
+        run.train()
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1", "completion": "2"}\n' * 4)
+    trainer = AgentSFTTrainer([f"data.dataset={rows}", "lora.rank=2", "threads=1"], output=tmp_path / "sft")
+    plan_of_rows = estimate_rows(trainer.config, trainer.dry_run()[0])
+    assert plan_of_rows is not None
+    with pytest.raises(ConfigError):
+        trainer.train()
+    assert num_bytes_asked == [plan.disk_bytes, plan_of_rows.disk_bytes]
+
+
+def test_models_of_unknown_shape_are_counted_as_float32_with_adamw(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    config = load_config({"model": {"path": str(tmp_path)}, "checkpoint": {"keep": 1}})
+    assert disk_bytes_needed(config, 1000) == 3 * 4 * 3000 + 2 * 4 * 1000
+    config.critic.trunk = "separate"
+    assert disk_bytes_needed(config, 1000) == 3 * 4 * (3000 + 4000) + 2 * 4 * 1000
+    config.backend, config.model.path = "tinker", "Qwen/Qwen3-8B"
+    assert disk_bytes_needed(config, 0) == 0

@@ -176,27 +176,29 @@ def local_client(
     loaded: "LoadedModel", inference: InferenceConfig, *, max_context: int, num_drafts: int = 0
 ) -> "LocalClient":
     """The built-in engine with as much room for keys and values as `inference.cache_tokens` says, or where
-    that is 0 and not all slots fit, half of the memory that the model leaves.
+    that is 0 and not all slots fit, half of the free memory that the model leaves, as of a run.
 
     Raises ConfigError where one conversation does not fit.
     """
-    from rllm.inference.local.cache import GROWTH, tokens_at_once
+    from rllm.inference.local.cache import tokens_at_once
     from rllm.inference.local.client import LocalClient
     from rllm.trainer import free_memory
+    from rllm.trainer.fitting import SHARE, cached_tokens
     from rllm.trainer.memory import readable
 
     cache_tokens = inference.cache_tokens
     parameter = next(loaded.model.parameters())
     a_token = loaded.num_kv_heads * (2 * loaded.num_layers * loaded.head_dim + 1) * parameter.element_size()
     weights = sum(each.numel() * each.element_size() for each in loaded.model.parameters())
-    room = (free_memory.machine_bytes(str(parameter.device)) - weights) // 2 // a_token // GROWTH * GROWTH
+    free = round(SHARE * free_memory.free_bytes(str(parameter.device)))  # with what the weights have already
+    room = cached_tokens((free - weights) // 2, a_token)
     if not cache_tokens and room < tokens_at_once(inference.slots, max_context, 0):
         if room < (least := tokens_at_once(1, max_context, 0)):
             raise ConfigError(
                 f"Keys and values of one conversation of {max_context} tokens take "
-                f"{readable(least * a_token)}, and half of what the model leaves of the memory is "
-                f"{readable(max(0, room) * a_token)}; choose fewer tokens (`inference.max_context`, "
-                "--max-context)."
+                f"{readable(least * a_token)}, and half of what the model leaves of the free memory has room "
+                f"for {readable(max(0, room) * a_token)}; choose fewer tokens (`inference.max_context`, "
+                "--max-context), or close other programs."
             )
         log.warning(
             "There is room for the keys and values of %s tokens (%s); conversations that find none wait.",

@@ -277,7 +277,7 @@ class ModelOptions:
         type=click.IntRange(min=0),
         default=0,
         help="Tokens whose keys and values are kept at the same time; others wait. 0 takes half of the "
-        "memory.",
+        "free memory that the model leaves.",
     )
     num_drafts: int = option(
         "--num-drafts",

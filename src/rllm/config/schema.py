@@ -58,7 +58,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 class ModelConfig:
     path: str = "builtin:tiny"
     """`builtin:tiny`, `builtin:deep`, `builtin:small`, `builtin:tiny-vl`, a directory in Hugging Face format,
-    or a name of `rllm model pull`."""
+    a finished run, a GGUF file, a name of `rllm model pull`, or one of the hub."""
     device: str = "cpu"
     """A torch device: `cpu`, `cuda`, `cuda:1`."""
     dtype: str = "auto"
@@ -159,8 +159,8 @@ class InferenceConfig:
     """Prompt tokens read in one engine step; a longer prompt is read over several, beside others' answers."""
     cache_tokens: int = 0
     """Tokens whose keys and values the built-in engine keeps at the same time: who finds no room waits, or
-    gives its place to an earlier one and is read anew later. 0 chooses it for the memory that is free; where
-    no run is, as many as `num_slots` conversations of `max_context` have."""
+    gives its place to an earlier one and is read anew later. 0 chooses it for the memory that is free, and at
+    most as many as `num_slots` conversations of `max_context` have."""
     lockstep: bool = True
     """Step only when no rollout is busy elsewhere: bit-for-bit reproducible. Off: faster when environments
     are slow."""

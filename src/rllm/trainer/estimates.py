@@ -105,6 +105,17 @@ def disk_bytes(config: TrainConfig, parts: Parts) -> int:
     return (config.checkpoint.keep + 2) * checkpoint + (2 + references) * parts.weights
 
 
+def disk_bytes_needed(config: TrainConfig, num_parameters: int) -> int:
+    """The same before a run begins, also where the parts of its models are not known: there they are
+    `num_parameters` float32 weights, with gradients and the two moments of AdamW."""
+    parts = stored_parts(config) if config.backend == LOCAL else None
+    if parts is None:
+        weights = FLOAT * num_parameters
+        critic = 4 * weights if config.critic.trunk == "separate" else 0
+        parts = Parts(weights=weights, gradients=weights, optimizer=2 * weights, critic=critic)
+    return disk_bytes(config, parts)
+
+
 def _learned_rate(config: TrainConfig, weights: int) -> float:
     """Tokens a second that one process learns from; `weights` are the bytes of its models."""
     use_threads(config.threads)

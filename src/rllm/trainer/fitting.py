@@ -122,10 +122,16 @@ def _of_sampler(
         shapes = [plan_shape(policy.path) for policy in config.named_policies.values()]
         a_token = sum(cache_bytes(shape, 1, GROWTH, element, 0) for shape in shapes if shape) // GROWTH
         everything, one = tokens_at_once(slots, length, 0), tokens_at_once(1, length, 0)
-        affordable = round(room / GROWING / a_token) // GROWTH * GROWTH
+        affordable = cached_tokens(room, a_token)
         cache = max(one, min(everything, affordable))
         values["inference.cache_tokens"] = cache, "room for all" if cache == everything else reason
     return values
+
+
+def cached_tokens(room: int, a_token: float) -> int:
+    """Return the number of tokens whose keys and values, `a_token` bytes each, fit into `room` bytes while
+    the cache grows."""
+    return round(room / GROWING / a_token) // GROWTH * GROWTH
 
 
 def _of_passes(

@@ -250,6 +250,7 @@ class TrainingRun:
     async def _run(self, directory: RunDirectory) -> dict[str, Any]:
         self.require_names()
         self.require_memory()
+        from rllm.trainer.estimates import EPISODE_BYTES, disk_bytes_needed
         from rllm.trainer.policies import create_initial_models, load_initial_models, sampler_models
         from rllm.trainer.samplers import PolicyClient, open_client
         from rllm.trainer.teacher import teacher_of
@@ -263,13 +264,11 @@ class TrainingRun:
             settle_muon_dtype(config.optimizer, config.model.device)
         config.optimizer.muon_dtype = ranks.gather(config.optimizer.muon_dtype)[0]
         self.teacher = await asyncio.to_thread(teacher_of, config, models)  # it may have to be asked
-        critics = 1 if config.critic.trunk == "separate" else 0
-        bytes_each = 4 * (1 + critics) * sum(each.num_parameters for each in models.values())
-        num_references = 1 if config.algorithm.kl_coef and config.warm_start.steps else 0  # the reference
+        num_parameters = sum(model.num_parameters for model in models.values())
         require_free_space(
             directory.path,
-            bytes_each * (3 * (config.checkpoint.keep + 2) + 2 + num_references)
-            + 2_000 * config.derived()["most_episodes_in_total"],
+            disk_bytes_needed(config, num_parameters)
+            + EPISODE_BYTES * config.derived()["most_episodes_in_total"],
             "checkpoints, model and recorded episodes",
         )
         async with AsyncExitStack() as open_until_done:

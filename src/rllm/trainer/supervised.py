@@ -228,6 +228,8 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
 
     def _run(self, directory: RunDirectory) -> dict[str, Any]:
         require_training_packages(self.config.optimizer, self.config.lora)
+        from rllm.trainer.estimates import disk_bytes_needed
+
         listeners: dict[str, SupervisedJob] = {}
         settle_muon_dtype(self.config.optimizer, self.config.model.device)
         self.image_album = directory.path / "images"
@@ -237,10 +239,11 @@ class SupervisedTrainer(ABC, Generic[AnySupervised]):
             memory = self._memory_plan(job)
             if memory is not None:
                 memory.require_fits(force=self.force)
-            num_bytes = 4 * sum(each.num_parameters for each in models.values())
-            keep = self.config.checkpoint.keep
+            num_parameters = sum(model.num_parameters for model in models.values())
             require_free_space(
-                directory.path, num_bytes * (3 * (keep + 2) + 2), "checkpoints and the trained model"
+                directory.path,
+                disk_bytes_needed(self.config.train_config(), num_parameters),
+                "checkpoints and the trained model",
             )
             if not directory.config():
                 directory.write_choices(choices_dict(self.choices))
