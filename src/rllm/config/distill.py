@@ -17,7 +17,7 @@ PROMPTS = "prompts"
 @dataclass(kw_only=True, slots=True)
 class DistillConfig:
     teacher: str = ""
-    """As `model.path` a model that is here, or the address of a server that returns the log-probabilities of a
+    """A model, named as in `model.path`, or the base URL of a server that returns the log-probabilities of a
     prompt, such as vLLM's `http://HOST:8000/v1`. Its vocabulary must be the student's. Empty: no teacher."""
     teacher_model: str = ""
     """The name that a server knows it by; empty takes the first that it serves."""
