@@ -20,7 +20,7 @@ ABOUT = {
     "extract": ("JSON of a schema", "`openai` program", "1"),
     "lights": ("a game with rules in its prompt", "agent and environment", "4"),
     "relay": ("two agents, one note", "workflow", "2"),
-    "sql": ("SQL on SQLite in the sandbox", "agent and environment", "2 to 3"),
+    "sql": ("SQL on SQLite in the sandbox", "agent and environment", "2"),
     "word_problems": ("word problems", "OpenAI Agents SDK", "1"),
 }
 """Example -> what is learned, the way in, turns of an episode."""

@@ -1,11 +1,10 @@
 """Questions about a table: the model writes SQL, SQLite runs it in the sandbox, the model reads the result.
 
-    question ──► SELECT … ──► sandbox ──► "Result: 12", or what is wrong ──► … ──► "answer 12"
+    question ──► "SELECT …" ──► sandbox ──► "Result: 12" ──► "answer 12"
 
 python sql.py MODEL [RUN]
 """
 
-import json
 import random
 import sys
 from typing import Any
@@ -18,23 +17,24 @@ from rllm.sandbox import shared_runner
 ITEMS = ("pear", "plum", "fig", "lime", "kiwi", "date", "grape", "lemon", "melon", "peach")
 QUESTIONS = {
     "price": "What is the price of {0}?",
-    "above": "How many cost more than {1}?",
-    "below": "How many cost less than {1}?",
+    "above": "How many have a price > {1}?",
+    "below": "How many have a price < {1}?",
 }
 EXAMPLE = (
+    *("How many have a price > 50?", "SELECT COUNT(*) FROM stock WHERE price > 50", "Result: 3", "answer 3"),
     *("What is the price of salt?", "SELECT price FROM stock WHERE name = 'salt'", "Result: 14", "answer 14"),
-    *("How many cost more than 50?", "SELECT COUNT(*) FROM stock WHERE price > 50", "Result: 3", "answer 3"),
+    *("How many have a price < 9?", "SELECT COUNT(*) FROM stock WHERE price < 9", "Result: 2", "answer 2"),
 )
-PROGRAM = """import json, sqlite3
-(rows, query), base = json.loads({!r}), sqlite3.connect(":memory:")
+PROGRAM = """import sqlite3
+(rows, query), base = {!r}, sqlite3.connect(":memory:")
 base.execute("CREATE TABLE stock (name TEXT, price INT)")
 base.executemany("INSERT INTO stock VALUES (?, ?)", rows)
 print("Result:", *sum(base.execute(query).fetchmany(2), ()))
 """
 CONFIG: dict[str, Any] = {
-    "steps": 24,
+    "steps": 8,
     "inference": {"max_context": 512},
-    "rollout": {"tasks_per_step": 8, "max_turns": 4, "max_tokens_per_turn": 20},
+    "rollout": {"tasks_per_step": 8, "max_turns": 2, "max_tokens_per_turn": 20},
 }
 
 
@@ -42,7 +42,7 @@ def tasks(split: str) -> list[dict[str, Any]]:
     """Tables are drawn anew for each task; no two splits share one."""
     draw = random.Random(split)
     drawn: list[dict[str, Any]] = []
-    for number in range({"train": 800}.get(split, 64)):
+    for number in range(800 if split == "train" else 64):
         rows = [(name, draw.randrange(2, 100)) for name in draw.sample(ITEMS, 8)]
         (name, price), limit, asked = rows[0], draw.randrange(20, 80), draw.choice(list(QUESTIONS))
         above, below = (sum(sign * (row[1] - limit) > 0 for row in rows) for sign in (1, -1))
@@ -53,7 +53,7 @@ def tasks(split: str) -> list[dict[str, Any]]:
 
 
 class TableEnv(BaseEnv):
-    """Half of the reward is for a query that finds the answer, half for the answer."""
+    """Pays a quarter for a query that runs, a quarter for the right result, half for the answer."""
 
     def __init__(self, rows: list[Any], question: str, answer: int) -> None:
         self.rows, self.question, self.answer = rows, question, str(answer)
@@ -67,13 +67,13 @@ class TableEnv(BaseEnv):
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         text = str(action).strip()
-        if text.startswith("answer"):
-            is_right = self.has_found and text == f"answer {self.answer}"
+        if self.has_found:
+            is_right = text == f"answer {self.answer}"
             return "", 0.5 * is_right, True, {"is_correct": is_right}
-        result = shared_runner().run(PROGRAM.format(json.dumps([self.rows, text])))
-        shown = (result.stdout or result.stderr).strip().splitlines()[-1][:60]
-        had_found, self.has_found = self.has_found, self.has_found or shown == f"Result: {self.answer}"
-        return shown, 0.5 * (self.has_found - had_found), False, {}
+        result = shared_runner().run(PROGRAM.format((self.rows, text)))
+        self.has_found = result.stdout.strip() == f"Result: {self.answer}"
+        reward = 0.25 * result.stdout.startswith("Result:") + 0.25 * self.has_found
+        return result.stdout.strip(), reward, not self.has_found, {"is_correct": False}
 
     @staticmethod
     def from_dict(info: dict[str, Any]) -> "TableEnv":
