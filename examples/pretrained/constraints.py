@@ -7,6 +7,7 @@ python constraints.py MODEL [RUN]
 
 import itertools
 import random
+import re
 import sys
 from typing import Any
 
@@ -22,15 +23,16 @@ WORDS = (
 )
 CASES = {"capital": "CAPITAL LETTERS", "small": "small letters"}
 MARKS = {"!": "an exclamation mark", "?": "a question mark"}
+ASK = "Write a short sentence about the {} in {} with {}."
 EXAMPLE = [
-    (
-        "Write a short sentence about the cat in small letters with an exclamation mark.",
-        "the cat is so fast!",
-    ),
-    ("Write a short sentence about the sun in CAPITAL LETTERS with a question mark.", "IS THE SUN HOT?"),
+    (ASK.format("sun", CASES["capital"], MARKS["?"]), "IS THE SUN HOT?"),
+    (ASK.format("hill", CASES["small"], MARKS["?"]), "can you see the hill?"),
+    (ASK.format("door", CASES["capital"], MARKS["!"]), "PLEASE OPEN THE DOOR!"),
+    (ASK.format("cat", CASES["small"], MARKS["!"]), "the cat is so fast!"),
 ]
+MIN_WORDS = 3
 CONFIG: dict[str, Any] = {
-    "steps": 24,
+    "steps": 20,
     "inference": {"max_context": 512},
     "rollout": {"tasks_per_step": 8, "max_turns": 1, "max_tokens_per_turn": 16},
     "evaluation": {"num_tasks": 64},
@@ -49,13 +51,13 @@ def tasks(split: str) -> list[dict[str, Any]]:
 
 
 class SentenceEnv(BaseEnv):
-    """Pays a third for each constraint that holds; the sentence is right where all do."""
+    """Pays a third for each constraint that holds. A sentence has three words or more."""
 
     def __init__(self, word: str, case: str, mark: str) -> None:
         self.word, self.case, self.mark = word, case, mark
 
     def reset(self, seed: int | None = None) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        now = f"Write a short sentence about the {self.word} in {CASES[self.case]} with {MARKS[self.mark]}."
+        now = ASK.format(self.word, CASES[self.case], MARKS[self.mark])
         messages = [{"role": "system", "content": "Do as you are told."}]
         messages += [
             {"role": role, "content": text}
@@ -66,8 +68,9 @@ class SentenceEnv(BaseEnv):
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         answer = str(action).strip()
+        words = re.findall("[a-z]+", answer.lower())
         in_case = answer.isupper() if self.case == "capital" else answer.islower()
-        held = [self.word in answer.lower().split(), in_case, answer.endswith(self.mark)]
+        held = [self.word in words and len(words) >= MIN_WORDS, in_case, answer.endswith(self.mark)]
         return "", sum(held) / len(held), True, {"is_correct": all(held)}
 
     @staticmethod
