@@ -38,10 +38,10 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def stop_or_go(example: ModuleType, messages: Messages) -> str:
-    rules = next(text for text in texts(messages)[::-1] if text.startswith("Stop at"))
-    stops = re.findall(r"\w+", rules.partition(", go")[0])
-    return "stop" if last(messages).split()[-1] in stops else "go"
+def moves(example: ModuleType, messages: Messages) -> str:
+    light = last(messages).split()[-1]
+    rules = next(text for text in texts(messages)[::-1] if "\n" in text)
+    return next(rule for rule in rules.splitlines() if rule.startswith(f"{light} is "))
 
 
 def sentence(example: ModuleType, messages: Messages) -> str:
@@ -51,10 +51,12 @@ def sentence(example: ModuleType, messages: Messages) -> str:
 
 
 def commands(example: ModuleType, messages: Messages) -> str:
-    if last(messages).startswith("Result: "):
-        return last(messages).replace("Result:", "answer")
-    command = {"plus": "add", "minus": "subtract", "times": "multiply"}[last(messages).split()[4]]
-    return " ".join([command, *re.findall(r"\d+", last(messages))])
+    number, words = last(messages).split(". ", 1)
+    if words == "The end.":
+        return f"answer {number}"
+    verb, second = words.rstrip(".").split()
+    sign = next(sign for sign, forms in example.WORDS.items() if f"{verb} {{}}." in forms)
+    return f"{number} {sign} {second}"
 
 
 def expected(example: ModuleType, messages: Messages) -> str:
@@ -72,12 +74,9 @@ def note(example: ModuleType, messages: Messages) -> str:
 
 
 def searches(example: ModuleType, messages: Messages) -> str:
-    start = max(place for place, text in enumerate(texts(messages)) if text.startswith("Where"))
-    if start == len(messages) - 1:
-        return f"search {last(messages).removesuffix(' live?').split()[-1]}"
-    city, boss = re.findall(r"lives in (\w+). Boss: (\w+)", last(messages))[0]
-    wants_boss = "boss" in messages[start]["content"] and start == len(messages) - 3
-    return f"search {boss}" if wants_boss else f"answer {city}"
+    place = re.search(r"Where does (\w+) live|lives (?:with|in) (\w+)", last(messages))
+    assert place is not None
+    return f"search {place[1] or place[2]}"
 
 
 def queries(example: ModuleType, messages: Messages) -> str:
@@ -85,7 +84,7 @@ def queries(example: ModuleType, messages: Messages) -> str:
         return last(messages).replace("Result:", "answer")
     *_, what = re.findall(r"\w+", last(messages))
     if what.isdigit():
-        return f"SELECT COUNT(*) FROM stock WHERE price {'>' if 'more' in last(messages) else '<'} {what}"
+        return f"SELECT COUNT(*) FROM stock WHERE price {'>' if '>' in last(messages) else '<'} {what}"
     return f"SELECT price FROM stock WHERE name = '{what}'"
 
 
@@ -94,7 +93,7 @@ PLAYERS: dict[str, Player] = {
     "constraints": sentence,
     "documents": searches,
     "extract": expected,
-    "lights": stop_or_go,
+    "lights": moves,
     "relay": note,
     "sql": queries,
     "word_problems": expected,
