@@ -30,7 +30,7 @@ def test_attempts_are_those_of_the_first_step_of_the_run(letters: ModuleType, tm
     assert list(tmp_path.iterdir()) == [], "nothing is kept"
     make_trainer(letters, tmp_path / "run", rollout=EIGHT, steps=1).train()
     with EpisodeStore.open(tmp_path / "run" / "store.sqlite", read_only=True) as store:
-        played = {(each.task_id, each.rollout_idx): each for each in store.episodes("train")}
+        played = {(episode.task_id, episode.rollout_idx): episode for episode in store.episodes("train")}
     assert len(shown.episodes) == 32
     for episode in shown.episodes:
         first = played[episode.task_id, episode.rollout_idx]

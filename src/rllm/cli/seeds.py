@@ -3,7 +3,7 @@
     seed S … S+N-1 ──► a process each, one after the other ──► DIR/seedS …
                                                                   └──► DIR/report.json, DIR/seeds.png, a table
 
-Finished runs are kept and stopped ones go on, so the same command continues whatever ended it.
+Finished runs are kept and stopped ones continue, so the same command resumes after any end.
 """
 
 import json
@@ -82,13 +82,13 @@ def settle_seeds(options: TrainOptions, config: TrainConfig) -> TrainOptions:
             f"--seeds is {num_seeds}; an interval needs 2 or more. For one run leave it out, and choose its "
             "seed with --seed."
         )
-    if assignment := next((each for each in options.all_assignments if each.startswith("seed=")), ""):
+    if assignment := next((word for word in options.all_assignments if word.startswith("seed=")), ""):
         raise ConfigError(
             f"--set {assignment} would give all {num_seeds} runs one seed; name the first with --seed."
         )
     seed_in_range("seed", config.seed + num_seeds - 1)
     if options.resume:
-        raise ConfigError("--resume is for one run; leave it out: --seeds goes on with every run it finds.")
+        raise ConfigError("--resume is for one run; leave it out: --seeds continues every run that it finds.")
     if options.preview:
         raise ConfigError(f"--preview shows the first step of one run; leave --seeds {num_seeds} out.")
     if world_size() > 1:
