@@ -379,7 +379,8 @@ def test_a_preview_shows_answers_and_figures_and_keeps_nothing(rllm: Rllm, tmp_p
     assert "rllm train letters.py:solve" in shown.stdout
     assert "--preview" not in shown.stdout.partition("Next:")[2]
     facts = json.loads(rllm(*words, "--json").stdout)
-    assert {path.name for path in tmp_path.iterdir()} == {"letters.py", "tasks.jsonl"}
+    kept = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert kept == {"letters.py", "tasks.jsonl"}
     assert facts["attempts"] == len(facts["episodes"]) == 64
     assert facts["pass_at_1"] == pytest.approx(sum(each["is_correct"] for each in facts["episodes"]) / 64)
     assert facts["verdict"] == "good"
