@@ -382,7 +382,9 @@ def test_a_preview_shows_answers_and_figures_and_keeps_nothing(rllm: Rllm, tmp_p
     kept = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert kept == {"letters.py", "tasks.jsonl"}
     assert facts["attempts"] == len(facts["episodes"]) == 64
-    assert facts["pass_at_1"] == pytest.approx(sum(each["is_correct"] for each in facts["episodes"]) / 64)
+    assert facts["pass_at_1"] == pytest.approx(
+        sum(attempt["is_correct"] for attempt in facts["episodes"]) / 64
+    )
     assert facts["verdict"] == "good"
     assert facts["memory"]["moments"]
 

@@ -272,8 +272,8 @@ def _interval_sentence(num_finished: int, num_seeds: int) -> str:
     count = str(num_seeds) if num_finished == num_seeds else f"the {num_finished} finished of {num_seeds}"
     return (
         f"95 % intervals of the mean are over {count} seeds (Student's t): a seed decides every random draw "
-        "of a run, and all runs are measured on the same held-out tasks. There is none where all seeds have "
-        "one value."
+        "of a run, and all runs are measured on the same held-out tasks. Seeds that all have one value have "
+        "no interval."
     )
 
 
@@ -310,7 +310,7 @@ def _print_report(report: Mapping[str, Any], path: Path, words: Sequence[str]) -
     console.print(f"Report   {path}", soft_wrap=True)
     following: list[tuple[list[str], str]] = []
     if report["finished"] < len(report["seeds"]):
-        following.append(([*words], "go on with what failed"))
+        following.append(([*words], "continue what failed"))
     if report["picture"]:
         console.print(f"Picture  {report['picture']}", soft_wrap=True)
         following.append((["rllm", "runs", "list", str(path.parent)], "look at the runs"))

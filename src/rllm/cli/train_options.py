@@ -169,7 +169,7 @@ class TrainOptions:
         type=int,
         metavar="N",
         help="Train N seeds one after the other, from --seed on, and report their mean with an interval. The "
-        "same command goes on with what is missing.",
+        "same command continues with what is missing.",
     )
     dry_run: bool = option(
         "--dry-run",
