@@ -101,6 +101,6 @@ def _figures(preview: Preview, memory: "MemoryPlan | None") -> list[tuple[str, s
         ("memory of this step", readable(preview.peak_bytes)),
     ]
     if memory is not None:
-        most = max(memory.moments.values())
-        rows.append(("memory of the run at most", f"{readable(most)}, {readable(memory.free)} free"))
+        text = f"{readable(memory.peak)}, {readable(memory.free)} free"
+        rows.append(("memory of the run at most", text))
     return rows
