@@ -106,6 +106,7 @@ def snapshot(payload: dict[str, Any], box: str, root: str) -> None:
             try:
                 folder, name = _folder_of(path, box, root, makes=False)
                 os.fchdir(folder)
+                os.close(folder)
                 packer.add(name, f"./{os.path.relpath(path, base)}", path=path)
             except FileNotFoundError:
                 continue  # the program removed it
@@ -457,11 +458,13 @@ def _folder_of(path: str, box: str, root: str, *, makes: bool) -> tuple[int, str
     # One part at a time: O_NOFOLLOW looks at the last part of a path alone.
     here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     for part in parts[:-1]:
-        if makes:
-            _make_directory(part, here, 0o755)
-        below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
-        os.close(here)
-        here = below
+        above = here
+        try:
+            if makes:
+                _make_directory(part, above, 0o755)
+            here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+        finally:  # also where the next part is missing: a job may ask for thousands of such paths
+            os.close(above)
     return here, parts[-1] if parts else "."
 
 
