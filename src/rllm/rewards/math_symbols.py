@@ -1,6 +1,6 @@
 r"""Do two formulas mean the same? The side of the math grader that runs in a worker process.
 
-    check(gold, answer) ──► read ──► same, asking ──► sympy ──► values at points, 50 digits ──► equal?
+    check(gold, answer) ──► read ──► same, asking ──► sympy ──► is the difference 0 at points?
                                                        │           └ none to be had: math-verify says
                                                        └ math_formulas; where that has a doubt, latex2sympy
 
@@ -26,7 +26,8 @@ from rllm.rewards.math_reading import Equation, Scalar, Several, UnreadableError
 
 _DIGITS = 50
 _POINTS = 6
-_CLOSE = sympy.Rational(1, 10**40)
+_MOST_DIGITS = 200
+"""The digits with which a difference is looked for before it counts as 0."""
 _UNEVALUATED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative, sympy.Limit)
 _CONVERSION = ConversionConfig(lowercase_symbols=False, interpret_as_mixed_fractions=True)
 _DECIMAL = re.compile(r"(?<![0-9.])([0-9]*)\.([0-9]+)(?![0-9.])")
@@ -134,11 +135,10 @@ def _formulas_same(gold: Any, answer: Any, tolerance: float) -> bool:
             continue
         if not values:
             return False  # what divides by zero is no answer
-        one, other = values
-        # Relative to the right value, but absolute near zero, where a share of it is nothing.
-        margin = max(abs(one) * (sympy.Float(tolerance) if tolerance else _CLOSE), _CLOSE)
-        is_close = bool(abs(one - other) <= margin)
-        are_real = [abs(sympy.im(value)) <= _CLOSE for value in values]
+        is_close = _is_zero((gold - answer).xreplace(point)) or (
+            tolerance > 0.0 and bool(abs(values[0] - values[1]) <= abs(values[0]) * sympy.Float(tolerance))
+        )
+        are_real = [_is_real(value) for value in values]
         if all(are_real):
             num_real += 1
             if not is_close:
@@ -161,12 +161,29 @@ def _equations_same(gold: Any, answer: Any) -> bool:
     """One is a multiple of the other, by a number that is not zero: then they have the same solutions."""
     if not (gold.free_symbols and gold.free_symbols == answer.free_symbols):
         return False
-    ratios = [
-        values[0] / values[1]
+    pairs = [
+        (gold.xreplace(point), answer.xreplace(point))
         for point in _points(gold, answer)
-        if (values := _values(point, gold, answer)) and all(abs(each) > _CLOSE for each in values)
+        if _values(point, gold, answer)
     ]
-    return len(ratios) >= 3 and all(bool(abs(ratio / ratios[0] - 1) <= _CLOSE) for ratio in ratios)
+    pairs = [pair for pair in pairs if not any(map(_is_zero, pair))]
+    return len(pairs) >= 3 and all(
+        _is_zero(one * pairs[0][1] - other * pairs[0][0]) for one, other in pairs[1:]
+    )
+
+
+def _is_zero(number: Any) -> bool:
+    """Whether a number is 0: exactly where it simplifies, else where no digit of it can be computed.
+
+    No smallest size counts as 0, because right answers may be smaller than any.
+    """
+    value = sympy.N(number, _DIGITS, maxn=_MOST_DIGITS)
+    return all(part == 0 or part._prec == 1 for part in value.as_real_imag())
+
+
+def _is_real(value: Any) -> bool:
+    part = sympy.im(value)
+    return part == 0 or part._prec == 1
 
 
 def _points(gold: Any, answer: Any) -> list[dict[Any, Any]]:
