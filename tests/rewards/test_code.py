@@ -252,6 +252,53 @@ def test_a_row_is_recognised_by_its_fields(grader: CodeGrader, name: str) -> Non
     assert grader.grade(f"<think>{fenced(good)}", row).reason == "unfinished thinking"
 
 
+POWER = "def power(n):\n    return 10 ** n + 7"
+LONG, LONG_DIGITS = 10**5000 + 7, f"1{'0' * 4999}7"
+"""An integer of more digits than Python reads or writes unless told otherwise."""
+FUNCTIONAL = {
+    "public_test_cases": json.dumps([{"input": "5000", "output": LONG_DIGITS, "testtype": "functional"}]),
+    "metadata": json.dumps({"func_name": "power"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "good"),
+    [
+        ({"stdin_tests": [{"input": "5000", "output": LONG_DIGITS}]}, "print(10 ** int(input()) + 7)"),
+        ({"stdin_tests": [{"input": LONG_DIGITS, "output": "7"}]}, "print(int(input()) % 10)"),
+        (
+            {"input_output": json.dumps({"inputs": ["5000"], "outputs": [LONG_DIGITS]})},
+            "print(10 ** 5000 + 7)",
+        ),
+        ({"function": "power", "tests": [{"args": [5000], "expected": LONG}]}, POWER),
+        ({"function": "last", "tests": [{"args": [LONG], "expected": 7}]}, "def last(n): return n % 10"),
+        (
+            FUNCTIONAL,
+            f"class Solution:\n    {POWER.replace('power(n)', 'power(self, n)')}".replace(
+                "\n    ret", "\n        ret"
+            ),
+        ),
+        (
+            {
+                "private_test_cases": packed(FUNCTIONAL["public_test_cases"]),
+                "metadata": FUNCTIONAL["metadata"],
+            },
+            POWER,
+        ),
+        ({"asserts": [f"assert power(5000) == {LONG_DIGITS}"]}, POWER),
+        ({"asserts": [f"assert last({LONG_DIGITS}) == 7"]}, "def last(n): return int(str(n)[-1])"),
+        ({"asserts": ["assert power(5000) == 10 ** 5000 + 7"]}, f"def power(n):\n    return {LONG_DIGITS}"),
+        ({"asserts": ["assert digits(5000) == 5001"]}, "def digits(n): return len(str(10 ** n))"),
+    ],
+)
+def test_integers_may_have_more_digits_than_python_reads(
+    grader: CodeGrader, row: dict[str, Any], good: str
+) -> None:
+    assert grader.grade(fenced(good), row).reason.startswith("passed")
+    bad = good.replace("7", "8").replace("% 10", "% 9").replace("[-1]", "[-2]").replace("(str", "(2 * str")
+    assert grader.grade(fenced(bad), row).score == 0.0
+
+
 PLAIN = ROWS["plain"][0]
 
 
@@ -344,7 +391,6 @@ def test_programs_of_ours_also_run_on_another_python_than_this_one(
         ({"input_output": "{"}, "no JSON"),
         ({"input_output": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
         ({"public_tests": {"input": ["1"], "output": []}}, "cannot be read: ValueError"),
-        ({"function": "f", "tests": [{"args": [10**5000], "expected": 1}]}, "cannot be read: ValueError"),
         ({"official_tests": CASES, "input_mode": "file"}, "from a file"),
         ({"public_test_cases": "[]", "private_test_cases": "junk!"}, "cannot be read"),
         ({"test": "def test_nothing():\n    assert 1 == 1"}, "calls nothing"),

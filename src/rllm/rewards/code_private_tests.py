@@ -8,12 +8,12 @@ import base64
 import binascii
 import functools
 import io
-import json
 import pickle
 import zlib
 from typing import Any
 
 from rllm.errors import RewardError
+from rllm.rewards.long_integers import json_value
 
 MAX_BYTES = 512 * 2**20
 """The size of one problem's tests, unpacked; the largest published ones have some dozen MiB."""
@@ -45,13 +45,13 @@ def private_tests(field: Any) -> list[dict[str, Any]]:
 def _unpack(field: str) -> Any:
     try:
         if field.lstrip().startswith("["):
-            return json.loads(field)
+            return json_value(field)
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(base64.b64decode(field, validate=True), MAX_BYTES)
         if not unpacker.eof:
             raise ValueError(f"more than {MAX_BYTES} bytes, or cut off")
         value = _PlainUnpickler(io.BytesIO(data)).load()
-        return json.loads(value) if isinstance(value, str) else value
+        return json_value(value) if isinstance(value, str) else value
     except (
         ValueError,
         binascii.Error,

@@ -12,7 +12,6 @@ A format is recognised by its fields. What cannot be read is a mistake in the da
 """
 
 import ast
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +31,8 @@ from rllm.rewards.code_asserts import (
     unknown_names,
 )
 from rllm.rewards.code_private_tests import private_tests
-from rllm.rewards.code_values import as_node
+from rllm.rewards.code_values import as_node, display_text
+from rllm.rewards.long_integers import json_value
 from rllm.rewards.programs.wire import NoPlainValueError
 from rllm.sandbox.packages import package_names
 
@@ -363,18 +363,21 @@ def _call(
         if is_boxed and isinstance(expected, list) and len(expected) == 1
         else [expected]
     )
-    argument_list = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
+    arg_nodes = [as_node(each) for each in args]
+    kwarg_nodes = {key: as_node(each) for key, each in kwargs.items()}
+    shown_args = [display_text(node) for node in arg_nodes]
+    shown_kwargs = [f"{key}={display_text(node)}" for key, node in kwarg_nodes.items()]
     return CallCheck(
         call={
             "do": "call",
             "name": name,
-            "args": [as_node(each) for each in args],
-            "kwargs": {key: as_node(each) for key, each in kwargs.items()},
+            "args": arg_nodes,
+            "kwargs": kwarg_nodes,
         },
         expected=tuple(map(as_node, values)),
         tuples_are_lists=True,
         tolerance=FLOAT_TOLERANCE,
-        display_text=f"{name}({argument_list:.120})",
+        display_text=f"{name}({', '.join([*shown_args, *shown_kwargs]):.120})",
     )
 
 
@@ -394,7 +397,7 @@ def _json(value: Any, field_name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return json_value(value)
     except (ValueError, RecursionError) as error:
         raise RewardError(
             f"The task's `{field_name}` is {value!r:.200}, which is no JSON: {error}"

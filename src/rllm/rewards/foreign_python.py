@@ -4,6 +4,8 @@ import ast
 import threading
 import warnings
 
+from rllm.rewards.long_integers import with_short_literals
+
 UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 """The errors of `foreign_tree`, for a text that is no Python, or too deep."""
 _READING = threading.Lock()
@@ -15,4 +17,4 @@ def foreign_tree(source: str) -> ast.Module:
     UNREADABLE."""
     with _READING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(source)
+        return ast.parse(with_short_literals(source))

@@ -12,6 +12,8 @@ import re
 from enum import Enum
 from fractions import Fraction
 
+from rllm.rewards.long_integers import whole_number
+
 MAX_BITS = 20_000
 """The size of a numerator or denominator: about 6,000 digits, more than any answer has."""
 MAX_NESTING = 40
@@ -213,9 +215,7 @@ def _integer(digits: str) -> Fraction:
     # A decimal digit is log2(10) = 3.32 bits.
     if len(digits) * 3.33 > MAX_BITS:
         raise _NoValueError(NoValue.TOO_LARGE)
-    if len(digits) <= 4000:
-        return Fraction(int(digits))
-    return Fraction(int(digits[:-4000]) * 10**4000 + int(digits[-4000:]))  # Python reads 4,300 at once
+    return Fraction(whole_number(digits))
 
 
 def _within_bounds(value: Fraction) -> Fraction:

@@ -177,12 +177,16 @@ def _is_zero(number: Any) -> bool:
 
     No smallest size counts as 0, because right answers may be smaller than any.
     """
-    value = sympy.N(number, _DIGITS, maxn=_MOST_DIGITS)
-    return all(part == 0 or part._prec == 1 for part in value.as_real_imag())
+    value: Any = sympy.N(number, _DIGITS, maxn=_MOST_DIGITS)
+    return all(map(_is_without_digits, value.as_real_imag()))
 
 
 def _is_real(value: Any) -> bool:
-    part = sympy.im(value)
+    return _is_without_digits(value.as_real_imag()[1])
+
+
+def _is_without_digits(part: Any) -> bool:
+    # sympy gives a sum of which it could compute no digit the precision of one bit.
     return part == 0 or part._prec == 1
 
 

@@ -87,6 +87,9 @@ def run_python(payload: dict[str, Any], box: str) -> NoReturn:
     sys.modules["__main__"] = main
     builtins.__dict__.update(exit=_leave, quit=_leave)  # which `site` would make; it is not loaded
     threading.stack_size = _within_memory(threading.stack_size)
+    # Tests of benchmarks print and read longer integers than Python does unless told to.
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)
     code = _code_of(source, script, main.__dict__)
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for its threads, as the interpreter does
