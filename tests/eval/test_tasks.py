@@ -28,6 +28,7 @@ from rllm.eval.tasks import (
     world_of,
 )
 
+PUBLISHED_ROWS = Path(__file__).parent / "rows"
 SPLITS = ("train", "validation", "test")
 ROWS = [{"question": f"{number} + 1?", "answer": f"#### {number + 1}"} for number in range(100)]
 
@@ -59,6 +60,40 @@ def test_a_part_of_the_rows_follows_the_seed_and_keeps_their_order() -> None:
     assert benchmark_tasks(benchmark, count=500) == everything
     assert dataset_hash(some) != dataset_hash(everything)
     assert dataset_hash(some) == dataset_hash(json.loads(json.dumps(some)))
+
+
+@pytest.mark.parametrize(
+    ("name", "faults"),
+    [
+        (
+            "mmlu-redux",
+            [
+                {"error_type": "wrong_groundtruth", "correct_answer": "D"},
+                {"error_type": "no_correct_answer"},
+                {"error_type": "multiple_correct_answers", "correct_answer": "A, B"},
+                {"error_type": "bad_question_clarity"},
+                {"error_type": "bad_options_clarity"},
+            ],
+        ),
+        ("wmt24pp", [{"is_bad_source": True}]),
+        (
+            "codeforces",
+            [{"official_tests_complete": False}, {"executable": False}, {"input_mode": "file"}],
+        ),
+    ],
+)
+def test_rows_that_their_publishers_mark_as_faulty_are_not_asked(
+    name: str, faults: list[dict[str, Any]]
+) -> None:
+    sample = next(iter(read_rows(PUBLISHED_ROWS / f"{name}.jsonl")))["row"]
+    rows = [sample, *(sample | fault for fault in faults), sample]
+    DatasetRegistry.register_dataset(name, rows, "test")
+    kept = [f"{name}-test-0", f"{name}-test-{len(rows) - 1}"]
+    benchmark = benchmark_named(name)
+    assert [task["task_id"] for task in benchmark_tasks(benchmark)] == kept
+    assert [task["task_id"] for task in benchmark_tasks(benchmark, count=2, seed=3)] == kept
+    assert [task["task_id"] for task in world_of(name).tasks("test", 10)] == kept
+    assert benchmark.stamp()["keep"] == benchmark.keep
 
 
 @pytest.mark.usefixtures("gsm8k")

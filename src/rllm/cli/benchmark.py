@@ -153,6 +153,8 @@ def _lines(
         lines.insert(
             2, ("instances", f"{instances['distinct']} in {instances['reported']} {instances['split']} tasks")
         )
+    if benchmark.keep:
+        lines.append(("rows asked", benchmark.keep))
     if benchmark.source is not None:
         lines.append(("source", benchmark.source.address))
     if benchmark.extra:

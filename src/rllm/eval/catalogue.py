@@ -109,6 +109,9 @@ class Benchmark:
     """Name in the transform -> column of the row."""
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further arguments of the transform."""
+    keep: str = ""
+    """Which published rows are asked, as a filter over their columns: those that their publishers do not mark
+    as faulty. All of them where it is empty."""
     prompt: str = ""
     """The prompt for the model, with {{names}} that the transform fills in."""
     system: str = ""
@@ -173,6 +176,8 @@ class Benchmark:
                 *("evaluator", "evaluator_args", "environment", "task"),
             )
         }
+        if self.keep:
+            question_settings["keep"] = self.keep
         digest = hashlib.sha256(json.dumps(question_settings, sort_keys=True).encode()).hexdigest()
         return {"benchmark": self.name, **question_settings, "sha256": digest}
 

@@ -11,7 +11,7 @@ import numpy as np
 from rllm.data.questions import Question
 from rllm.errors import ConfigError
 from rllm.eval.catalogue import Benchmark
-from rllm.eval.tasks import benchmark_rows, question_of_row, task_of_row
+from rllm.eval.tasks import benchmark_rows, kept_places, question_of_row, task_of_row
 from rllm.types.draws import draw_seed
 
 SOURCES = ("train", "validation")
@@ -37,11 +37,11 @@ def example_split(benchmark: Benchmark, eval_split: str) -> str:
 def example_places(benchmark: Benchmark, eval_split: str, count: int, seed: int) -> tuple[str, list[int]]:
     """(split, places of the rows of so many examples), by the seed. Raises ConfigError for too few rows."""
     split = example_split(benchmark, eval_split)
-    num_rows = len(benchmark_rows(benchmark, split))
-    if count > num_rows:
-        raise ConfigError(f"--few-shot is {count}, and {split} of `{benchmark.name}` has {num_rows} rows.")
+    places = kept_places(benchmark, benchmark_rows(benchmark, split))
+    if count > len(places):
+        raise ConfigError(f"--few-shot is {count}, and {split} of `{benchmark.name}` has {len(places)} rows.")
     rng = np.random.default_rng(draw_seed(seed, "few-shot", split))
-    return split, [int(place) for place in rng.permutation(num_rows)[:count]]
+    return split, [places[number] for number in rng.permutation(len(places))[:count]]
 
 
 def example_questions(benchmark: Benchmark, eval_split: str, count: int, seed: int) -> list[Question]:

@@ -19,6 +19,7 @@ from rllm.data.dataset import Dataset
 from rllm.data.downloads import download, unpack
 from rllm.data.questions import Question, Row, question_task
 from rllm.data.registry import DatasetRegistry
+from rllm.data.row_filter import RowFilter
 from rllm.data.sources import ArchiveSource, PackageSource, Split, pull
 from rllm.data.transforms.registry import transform_named
 from rllm.environments.answers import answer_baselines, task_oracle
@@ -81,9 +82,9 @@ def benchmark_tasks(
             split, NUM_TASKS if count is None else count, start=seed * _SEED_STRIDE, **benchmark.task
         )
     rows = benchmark_rows(benchmark, split, on_progress=on_progress)
-    places = (
-        range(len(rows)) if count is None or count >= len(rows) else _draw_rows(len(rows), count, seed, split)
-    )
+    places = kept_places(benchmark, rows)
+    if count is not None and count < len(places):
+        places = [places[number] for number in _draw_rows(len(places), count, seed, split)]
     make = as_task or task_of_row
     return [make(benchmark, split, place, rows[place]) for place in places]
 
@@ -116,6 +117,14 @@ def benchmark_rows(benchmark: Benchmark, split: str, *, on_progress: Progress = 
     if isinstance(benchmark.source, PackageSource):
         return Dataset(pull(benchmark.source, benchmark.splits[split]).rows, benchmark.name, split)
     return pull_benchmark(benchmark, split, on_progress=on_progress)
+
+
+def kept_places(benchmark: Benchmark, rows: Dataset) -> list[int]:
+    """Return the places of the rows that the benchmark's `keep` lets pass."""
+    if not benchmark.keep:
+        return [*range(len(rows))]
+    keep = RowFilter(benchmark.keep, rows.columns)
+    return [place for place, row in enumerate(rows) if keep(row)]
 
 
 def pull_benchmark(
@@ -242,7 +251,7 @@ def _question_tasks(benchmark: Benchmark, split: str, count: int, *, start: int 
     rows = _kept_rows(benchmark.name, published_split)
     places = [
         place
-        for place in range(len(rows))
+        for place in kept_places(benchmark, rows)
         if published_split != "train" or _part_of(place, held_out) == split
     ]
     if not places:
