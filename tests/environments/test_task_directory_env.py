@@ -31,6 +31,14 @@ exit 3
 """
 
 
+COUNTS = 'echo \'{"passed": 0, "failed": 5}\' > /logs/verifier/reward.json\n'
+
+
+def declare_reward_range(task: Path, bounds: str) -> None:
+    with (task / "task.toml").open("a") as settings:
+        settings.write(f"[metadata]\nreward_range = {bounds}\n")
+
+
 def usable_backend() -> str:
     for name in ("bubblewrap", "unshare"):
         try:
@@ -114,6 +122,13 @@ def test_a_reward_that_the_agent_planted_is_gone_before_the_tests(environment: T
         ('echo \'{"reward": "1"}\' > /logs/verifier/reward.json\n', "a reward is a finite number"),
         ("echo '{}' > /logs/verifier/reward.json\n", "must be an object"),
         ("touch /logs/verifier/reward.txt\n", "holds '', which is no reward"),
+        (
+            COUNTS,
+            "reward.json pays failed = 5, which is outside 0 to 1, the `metadata.reward_range` of task.toml",
+        ),
+        ("echo 1.5 > /logs/verifier/reward.txt\n", "reward.txt pays reward = 1.5, which is outside 0 to 1"),
+        ("echo -1 > /logs/verifier/reward.txt\n", "reward.txt pays reward = -1, which is outside 0 to 1"),
+        (f"{COUNTS}echo 2 > /logs/verifier/reward.txt\n", "reward.json and /logs/verifier/reward.txt pays"),
     ],
 )
 def test_tests_that_say_nothing_are_an_error_and_no_zero(task: Path, test: str, message: str) -> None:
@@ -123,6 +138,36 @@ def test_tests_that_say_nothing_are_an_error_and_no_zero(task: Path, test: str, 
     with pytest.raises(RewardError, match=f"{message}.*tests .*mending"):
         environment.step("Done.")
     environment.close()
+
+
+@pytest.mark.parametrize(
+    ("test", "bounds", "paid"),
+    [
+        (f"{COUNTS}echo 0 > /logs/verifier/reward.txt\n", "", 0.0),
+        (f"{COUNTS}echo 0.5 > /logs/verifier/reward.txt\n", "", 0.5),
+        ('echo \'{"reward": 0, "passed": 7}\' > /logs/verifier/reward.json\n', "", 0.0),
+        ('echo \'{"style": 0.5, "speed": 1}\' > /logs/verifier/reward.json\n', "", 0.75),
+        ("echo -3 > /logs/verifier/reward.txt\n", "[-5, 10]", -3.0),
+        (COUNTS, "[0, 5]", 2.5),
+    ],
+)
+def test_a_reward_is_within_the_range_that_its_task_declares(
+    task: Path, test: str, bounds: str, paid: float
+) -> None:
+    (task / "tests" / "test.sh").write_text(test)
+    if bounds:
+        declare_reward_range(task, bounds)
+    environment = TaskDirectoryEnv(task, backend=usable_backend())
+    environment.reset()
+    assert environment.step("Done.")[1] == paid
+    environment.close()
+
+
+@pytest.mark.parametrize("bounds", ["[1, 0]", "[0]", "1", '["0", "1"]', "[0, inf]"])
+def test_a_range_of_rewards_that_is_none_is_refused(task: Path, bounds: str) -> None:
+    declare_reward_range(task, bounds)
+    with pytest.raises(ConfigError, match=r"task.toml: `metadata.reward_range` .* two numbers"):
+        TaskDirectoryEnv(task, backend=usable_backend())
 
 
 def test_tests_that_give_a_reward_only_for_a_solution_are_no_excuse(task: Path) -> None:
@@ -154,6 +199,7 @@ def test_tests_that_leave_both_results_for_a_solution_pay_it(task: Path, with_so
 
 def test_the_tests_run_as_another_user_where_there_is_one(task: Path) -> None:
     (task / "tests" / "test.sh").write_text("id -u > /logs/verifier/reward.txt\n")
+    declare_reward_range(task, "[0, 4294967295]")
     environment = TaskDirectoryEnv(task, backend=usable_backend())
     environment.reset()
     agents = environment.step("```sh\nid -u\n```")[0].split()[0]

@@ -11,6 +11,7 @@ is not there is a ConfigError, and its collection goes on without it. Names that
 are left alone, as Harbor does. Tasks of Terminal-Bench 1 are read as well (rllm.data.terminal_bench).
 """
 
+import math
 import os
 import re
 import tomllib
@@ -111,6 +112,8 @@ class TaskDirectory:
     """The combination of the rewards of several steps: their mean, or that of the last."""
     step_files: Path | None = None
     """A step's directory whose files come into the working directory before it; `setup.sh` is run."""
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    """The lowest and the highest reward that its tests may pay."""
     min_rewards: dict[str, float] = field(default_factory=dict[str, float])
     """The rewards of a step below which the steps after it are not asked for."""
 
@@ -194,6 +197,7 @@ def read_task_directory(path: Path, environment: Mapping[str, str] | None = None
         memory_mb=_size_mb(world, "memory", path),
         storage_mb=_size_mb(world, "storage", path),
         metadata=_section(settings, "metadata", path),
+        reward_range=_reward_range(settings, path),
         mcp_servers=_mcp_servers(world, process_variables, path),
         artifacts=_artifacts(settings, path),
         health=_health(world, path),
@@ -280,6 +284,21 @@ def _step(
         solution=folder / "solution" / "solve.sh",
         step_files=folder / "workdir" if (folder / "workdir").is_dir() else None,
         min_rewards=_min_rewards(table, path),
+    )
+
+
+def _reward_range(settings: Mapping[str, Any], path: Path) -> tuple[float, float]:
+    value = _section(settings, "metadata", path).get("reward_range", [0.0, 1.0])
+    if (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(end, int | float) and math.isfinite(end) for end in value)
+        and value[0] < value[1]
+    ):
+        return float(value[0]), float(value[1])
+    raise ConfigError(
+        f"{path / SETTINGS}: `metadata.reward_range` is {value!r:.60}; it must be two numbers, the lowest "
+        "reward and the highest, such as [0, 10]."
     )
 
 

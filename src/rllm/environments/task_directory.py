@@ -32,7 +32,7 @@ from rllm.environments.base import BaseEnv, Moved, moved
 from rllm.environments.world import World
 from rllm.errors import AgentError, ConfigError, SandboxError
 from rllm.rewards.clock import grading
-from rllm.rewards.task_tests import RESULTS, TaskReward, task_reward
+from rllm.rewards.task_tests import RESULTS, TaskReward, task_reward, total_reward
 from rllm.sandbox.archive import pack_links_and_all
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
@@ -163,7 +163,7 @@ class TaskDirectoryEnv(BaseEnv):
     def _outcome(self) -> tuple[float, dict[str, Any]]:
         """The reward of all steps, those that were not reached with 0, and what is known of them."""
         last = self._results[-1]
-        rewards = [_reward_of(each) for each in self._results]
+        rewards = [total_reward(each.rewards) for each in self._results]
         missing = [0.0] * (len(self._steps) - len(rewards))
         if self.task.strategy == "final":
             reward = rewards[-1] if not missing else 0.0
@@ -198,7 +198,11 @@ class TaskDirectoryEnv(BaseEnv):
         """
         assert self._sandbox is not None, "step made sure of it"
         return task_reward(
-            self._sandbox, self._examination(), where=f"{self.task.path}: tests/test.sh", solve=self._solve
+            self._sandbox,
+            self._examination(),
+            where=f"{self.task.path}: tests/test.sh",
+            solve=self._solve,
+            bounds=self.task.reward_range,
         )
 
     def close(self) -> None:
@@ -442,15 +446,9 @@ def demonstration(task: dict[str, Any], *, noise: float, rng: np.random.Generato
     return turns
 
 
-def _reward_of(verdict: TaskReward) -> float:
-    """Its `reward`, else the mean of what there is."""
-    rewards = verdict.rewards
-    return rewards.get("reward", sum(rewards.values()) / len(rewards)) if rewards else 0.0
-
-
 def _is_below(verdict: TaskReward, least: Mapping[str, float]) -> bool:
     """Whether a step did too badly for the next one to be asked for."""
-    rewards = verdict.rewards | {"reward": _reward_of(verdict)}
+    rewards = verdict.rewards | {"reward": total_reward(verdict.rewards)}
     return any(rewards.get(name, 0.0) < value for name, value in least.items())
 
 
