@@ -152,3 +152,12 @@ def test_the_peak_is_what_the_best_of_several_products_reaches() -> None:
     assert 1e8 < flops < 1e13
     assert 1e7 < peak_bytes_per_s("cpu", "float32", 1) < 1e13
     assert 1e7 < peak_bytes_per_s("cpu", "bfloat16", 1 << 24) < 1e13
+
+
+def test_a_small_product_that_waited_for_a_core_does_not_lower_the_peak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = iter((0.02, 0.001))  # of products of two sizes
+    monkeypatch.setattr("rllm.models.peak._best_s", lambda *_: next(seconds))
+    monkeypatch.setattr("rllm.models.peak.LARGEST_SIZE", 512)
+    assert peak_flops("cpu", "float32") == pytest.approx(2 * 512**3 / 0.001)
