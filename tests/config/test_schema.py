@@ -367,7 +367,7 @@ def test_what_follows_from_the_keys_is_counted() -> None:
         "optimizer_updates_per_step": 2,
         "optimizer_updates": 27,
         "most_sampled_tokens_per_step": 120,
-        "evaluate_every_steps": 1,
+        "evaluate_every_steps": 11,
         "demonstrations": 42,
     }
 

@@ -117,16 +117,10 @@ def test_a_slow_rise_is_not_flat() -> None:
 
 
 def test_a_run_is_evaluated_ten_times_unless_told_otherwise() -> None:
-    assert [
-        load_config([f"steps={steps}"]).derived()["evaluate_every_steps"] for steps in (0, 7, 100, 125)
-    ] == [
-        0,
-        1,
-        10,
-        13,
-    ]
-    assert load_config(["steps=100", "evaluation.every_steps=0"]).derived()["evaluate_every_steps"] == 0
-    assert load_config(["steps=100", "evaluation.every_steps=7"]).derived()["evaluate_every_steps"] == 7
+    periods = [load_config([f"steps={steps}"]).evaluation_period for steps in (7, 100, 125)]
+    assert periods == [1, 10, 13]
+    assert load_config(["steps=100", "evaluation.every_steps=0"]).evaluation_period == 0
+    assert load_config(["steps=100", "evaluation.every_steps=7"]).evaluation_period == 7
 
 
 def test_patience_without_evaluations_is_refused() -> None:
@@ -195,3 +189,8 @@ def test_what_is_held_out_says_with_how_many_training_tasks_it_was_compared(tmp_
         counts = run.tasks.facts().to_dict()
         assert (counts["train_tasks"], counts["train_tasks_compared"]) == (640, compared)
         assert ("256 of the 640" in compared_sentence(counts)) == (compared < 640)
+
+
+def test_no_more_episodes_are_evaluated_than_trained_on() -> None:
+    words = ["steps=8", "rollout.tasks_per_step=8", "rollout.group_size=8", "evaluation.every_num_tasks=64"]
+    assert load_config(words).evaluation_period == 2  # 64 episodes a step, and 64 tasks, sampled and greedy

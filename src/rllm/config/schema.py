@@ -340,8 +340,8 @@ class EvaluationConfig:
     split: str = "test"
     """`test`, or `validation` for choosing hyperparameters."""
     every_steps: int = -1
-    """Evaluate on validation tasks every so many steps; -1 takes a tenth of the steps where there are such
-    tasks, 0 does not."""
+    """Evaluate on validation tasks every so many steps. -1 takes a tenth of the steps, or more, so that no
+    more episodes are evaluated than trained on; 0 does not evaluate."""
     every_num_tasks: int = 64
     """Tasks of those evaluations between."""
     patience: int = 0
@@ -359,10 +359,6 @@ class EvaluationConfig:
                 f"`evaluation.patience` is {self.patience}, but `evaluation.every_steps` is 0, so nothing "
                 "says whether there is a gain; set that above 0, or leave it out."
             )
-
-    def period(self, steps: int) -> int:
-        """Steps from one evaluation between to the next, in a run of so many; 0 where there are none."""
-        return math.ceil(steps / 10) if self.every_steps < 0 else self.every_steps
 
 
 DEFAULT_PERIOD = 5
@@ -584,6 +580,15 @@ class TrainConfig:
             )
 
     @property
+    def evaluation_period(self) -> int:
+        """The number of steps from one evaluation between to the next; 0 if there are none."""
+        if self.evaluation.every_steps >= 0:
+            return self.evaluation.every_steps
+        evaluated = 2 * self.evaluation.every_num_tasks  # sampled and greedy
+        played = self.rollout.tasks_per_step * self.rollout.group_size
+        return max(math.ceil(self.steps / 10), math.ceil(evaluated / played))
+
+    @property
     def sampler_type(self) -> str:
         """The data type that the sampler computes in."""
         return self.model.number_type if self.inference.dtype == "auto" else self.inference.dtype
@@ -680,7 +685,7 @@ class TrainConfig:
             "optimizer_updates_per_step": updates,
             "optimizer_updates": self.warm_start.steps + self.steps * updates,
             "most_sampled_tokens_per_step": most * rollout.max_turns * rollout.max_tokens_per_turn,
-            "evaluate_every_steps": self.evaluation.period(self.steps),
+            "evaluate_every_steps": self.evaluation_period,
             "demonstrations": self.warm_start.steps * self.warm_start.episodes_per_step,
             **(cluster if self.cluster.is_used else {}),
         }

@@ -73,7 +73,7 @@ def estimate_run(config: TrainConfig, num_ranks: int) -> RunEstimate | None:
 def num_evaluated(config: TrainConfig) -> int:
     """Return the number of episodes of all evaluations of a run, each of them sampled and greedy."""
     evaluation = config.evaluation
-    period = evaluation.period(config.steps)
+    period = config.evaluation_period
     between = config.steps // period * evaluation.every_num_tasks if period else 0
     num_reports = 1 + evaluation.at_start * (2 if config.warm_start.steps else 1)
     return 2 * (num_reports * evaluation.num_tasks + between)

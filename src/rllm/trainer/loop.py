@@ -418,7 +418,7 @@ async def _teacher_metrics(run: RunParts, episodes: Sequence[Episode]) -> dict[s
 
 async def validate(run: RunParts, step: int) -> dict[str, float]:
     """Both curves, sampled and greedy, on the validation split, every so many steps."""
-    config, every = run.config, run.config.evaluation.period(run.config.steps)
+    config, every = run.config, run.config.evaluation_period
     if not every or not run.validation_tasks or (step + 1) % every:
         return {}
     metrics: dict[str, float] = {}
