@@ -170,6 +170,32 @@ def test_arguments_that_are_no_object_reach_the_template_as_they_are(toy: Toy, a
     assert f'"arguments": {arguments}}}' in text
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "qwen",
+        "qwen_coder",
+        "glm_tools",
+        "mistral_tools",
+        "deepseek_fenced_tools",
+        "dsml_tools",
+        "harmony_tools",
+    ],
+)
+def test_a_call_without_arguments_renders_alike_however_a_client_says_so(toy: Toy, template: str) -> None:
+    renderer = ChatRenderer(toy(template))
+
+    def render_with(arguments: dict[str, Any]) -> list[int]:
+        call = {"id": "abcdef789", "type": "function", "function": {"name": "move", **arguments}}
+        result: Message = {**RESULT, "tool_call_id": "abcdef789"}
+        return renderer.render([USER, {"role": "assistant", "tool_calls": [call]}, result], TOOLS)
+
+    ids = render_with({"arguments": "{}"})
+    for other in ("null", " null\n", "", None, {}):
+        assert render_with({"arguments": other}) == ids, other
+    assert render_with({}) == ids
+
+
 def test_an_answer_without_calls_renders_alike_however_a_client_says_so(toy: Toy) -> None:
     """Clients send the fields of their classes, and templates look whether there is one."""
     renderer = ChatRenderer(

@@ -252,6 +252,17 @@ def test_a_call_that_broke_off_or_is_no_json_is_kept_as_written_and_flagged(
             assert parsed.unparsed_markup
 
 
+@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda each: each.name)
+def test_an_answer_that_is_cut_off_within_a_call_is_a_call_or_text_and_never_half_of_each(
+    tool_format: Any,
+) -> None:
+    written = WRITTEN[tool_format.name]
+    for length in range(1, len(written)):
+        cut = written[:length]
+        for parsed in (tool_format.parse(cut), _streamed(tool_format, list(cut))[0]):
+            assert parsed.calls == [] or parsed.content == "", cut
+
+
 @pytest.mark.parametrize(
     ("tool_format", "mark"), [(DEEPSEEK, "<｜tool▁call▁end"), (DSML, "\n</｜DSML｜function_calls")]
 )

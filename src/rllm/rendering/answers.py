@@ -310,6 +310,8 @@ class AnswerReader:
         self._has_unparsed = self._has_unparsed or verdict is not ReadVerdict.DONE or not has_call
         if has_call:
             self._text.begin(separator="\n")
+            if verdict is ReadVerdict.MORE:
+                reader.rest = ""  # a tag of the call that was cut off is no text
         else:  # what looked like a call is text
             self._events += self._text.say(self._before_call)
         self._rest, self._reader = reader.rest, None

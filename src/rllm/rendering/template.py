@@ -3,7 +3,7 @@
 content: text, null, absent, parts ──► text        (templates add texts up)
          parts with images         ──► texts and marks, for models that read images
 arguments: JSON text               ──► an object   (templates print it as they print tools), or text again
-                                                  for those that can print nothing else
+           null, absent                           for those that can print nothing else
 ids of calls                       ──► nine letters and digits, for templates that take no others
 """
 
@@ -47,6 +47,8 @@ def _call_as_template_sees(
 ) -> dict[str, Any]:
     function = dict(call["function"])
     arguments = function.get("arguments")
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
+        arguments = function["arguments"] = {}  # templates go through its members
     if text_arguments:
         function["arguments"] = (
             arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -61,7 +63,7 @@ def _call_as_template_sees(
 
 def _object_or_text(arguments: str) -> Any:
     try:
-        value = json.loads(arguments or "{}")
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
