@@ -25,6 +25,7 @@ def graded(answer: Any, task: dict[str, Any] = TASK, **options: Any) -> bool:
         {"name": "area", "arguments": {"height": 5.0, "base": 10}},
         [{"name": "area", "arguments": {"base": 10, "height": 5, "unit": "square-units"}}],
         '```json\n[{"name": "area", "arguments": {"base": 10, "height": 5}}]\n```',
+        'I call it:\n```json\n[{"name": "area", "arguments": {"base": 10, "height": 5}}]\n```\nThat is all.',
         '<think>[{"name": "no"}]</think>\n[{"name": "area", "arguments": {"base": 10, "height": 5}}]',
     ],
 )

@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -312,7 +313,19 @@ PLAIN = ROWS["plain"][0]
         (f"{fenced(ADD)} No, better so:\n{fenced(SUBTRACT)}", 0.0),
         (f"{fenced(ADD)} For example:\n{fenced('print(add(1, 2))')}", 1.0),
         (f"<think>{fenced(SUBTRACT)}</think>{fenced(ADD)}", 1.0),
-        (f"```python\n{ADD}", 0.0),
+        (f"```python\n{ADD}", 1.0),
+        (f"```python\n{ADD}\n```python", 0.0),
+        (f"{fenced(ADD)} No, better so:\n```python\ndef add(a, b):\n    return a + ", 0.0),
+        (f"{fenced(ADD)} No, better so:\n```python\n{SUBTRACT}", 0.0),
+        (f"- First:\n\n  ```python\n{indent(ADD, '  ')}\n  ```\n- Then run it.", 1.0),
+        (f"1. ```python\n{indent(ADD, '   ')}\n   ```", 1.0),
+        (f"1. ~~~ python\n{indent(ADD, '   ')}\n   ~~~", 1.0),
+        (f"  ```python\n{ADD}\n  ```", 1.0),
+        (f"~~~python\n{ADD}\n~~~", 1.0),
+        (f"~~~~\n{ADD}\n~~~~\nIt adds.", 1.0),
+        (f"~~~python\n{ADD}\ntext = '''\n```\n'''\n~~~", 1.0),
+        (f"Here it is: ```python\n{ADD}\n``` It adds.", 1.0),
+        (f"~~~js\n{ADD}\n~~~", 0.0),
         ("```cpp\nint add(int a, int b);\n```", 0.0),
         ("", 0.0),
         ("The function adds both.", 0.0),

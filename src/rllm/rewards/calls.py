@@ -16,8 +16,8 @@ from typing import Any
 from rllm.errors import RewardError
 from rllm.rewards.extraction import final_text
 from rllm.rewards.grade import Grade, require_answer, right, task_field, wrong
+from rllm.rewards.schema import json_text
 
-_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
 MAX_ANSWER_CHARS = 100_000
 
 
@@ -59,8 +59,7 @@ class CallsGrader:
 
 def _calls_in(answer_text: str) -> list[dict[str, Any]] | str:
     """The calls of an answer, or why there are none."""
-    fence = _FENCE.match(answer_text)
-    text = fence[1] if fence else answer_text
+    text = json_text(answer_text)
     if len(text) > MAX_ANSWER_CHARS:
         return "too_long"
     try:

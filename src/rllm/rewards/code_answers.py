@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from rllm.rewards.code_asserts import closed, defined_names, is_python
 from rllm.rewards.code_tasks import CodeProblem
 from rllm.rewards.extraction import final_text
+from rllm.rewards.fences import fenced_blocks
 
-_FENCE = re.compile(r"^[ \t]*(`{3,})[ \t]*([^\s`]*)[^`]*$")
 _FUTURE = re.compile(r"^from __future__ import [\w, ]+(?:#.*)?$", re.MULTILINE)
 MAX_ANSWER_CHARS = 500_000
 _PYTHON = ("", "python", "py", "python3")
@@ -64,24 +64,19 @@ def _best_block(blocks: list[str], functions: tuple[str, ...]) -> str:
 
 
 def _blocks(text: str) -> list[str] | NoProgram:
-    """The contents of all Python blocks, of other blocks only where there are none."""
-    blocks: list[tuple[str, str]] = []
-    fence, language, lines = "", "", list[str]()
-    for line in text.split("\n"):
-        match = _FENCE.match(line)
-        if not fence and match:
-            fence, language, lines = match.group(1), match.group(2).lower(), []
-        elif fence and match and not match.group(2) and len(match.group(1)) >= len(fence):
-            blocks.append((language, "\n".join(lines)))
-            fence = ""
-        elif fence:
-            lines.append(line)
-    if fence and language in _PYTHON:
+    """The contents of all Python blocks. A last one that nothing closes is one where it is whole."""
+    blocks = fenced_blocks(text)
+    python = [block for block in blocks if block.language in _PYTHON]
+    if python and not python[-1].is_closed and not _is_whole(python[-1].text):
         return NoProgram(reason="the last code block is not closed")
-    python = [code for language, code in blocks if language in _PYTHON]
     if blocks and not python:
-        return NoProgram(reason=f"no Python block, only {', '.join({each for each, _ in blocks})}")
-    return python
+        languages = ", ".join(dict.fromkeys(block.language for block in blocks))
+        return NoProgram(reason=f"no Python block, only {languages}")
+    return [block.text for block in python]
+
+
+def _is_whole(code: str) -> bool:
+    return bool(code.strip()) and is_python(code)
 
 
 def _with_indent(answer: str, text: str) -> str:

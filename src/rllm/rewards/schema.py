@@ -17,11 +17,12 @@ from typing import Any
 
 from rllm.errors import ConfigError, MissingExtraError, RewardError
 from rllm.rewards.extraction import final_text
+from rllm.rewards.fences import fenced_blocks
 from rllm.rewards.grade import Grade, require_answer, right, task_field, wrong
 from rllm.rewards.workers import WorkerPool, WorkerStatus
 
 MAX_JSON_CHARS = 1_000_000
-_BLOCK = re.compile(r"^```(?:json|JSON)?[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_INLINE = re.compile(r"```(?:json)?\s*([{\[].*?)```", re.DOTALL | re.IGNORECASE)
 _SHOWN_CHARS = 300
 
 
@@ -78,8 +79,9 @@ class SchemaGrader:
 
 
 def json_text(text: str) -> str:
-    """The text to read as JSON: the last ``` block, or the whole text where there is none."""
-    blocks = _BLOCK.findall(text + "\n")
+    """The text to read as JSON: the last ``` block, in lines of its own or within one, or else all of it."""
+    blocks = [block.text for block in fenced_blocks(text) if block.language in ("", "json")]
+    blocks = blocks or _INLINE.findall(text)
     return (blocks[-1] if blocks else text).strip()
 
 

@@ -110,8 +110,8 @@ def total_reward(rewards: Mapping[str, float]) -> float:
 def _require_within(rewards: Mapping[str, float], bounds: tuple[float, float], files: str) -> None:
     """Raises RewardError for a paid value outside the bounds; beside a `reward` others are only shown."""
     low, high = bounds
-    paid = {"reward": rewards["reward"]} if "reward" in rewards else rewards
-    for name, value in paid.items():
+    paid_values = {"reward": rewards["reward"]} if "reward" in rewards else rewards
+    for name, value in paid_values.items():
         if not low <= value <= high:
             raise RewardError(
                 f"{files} pays {name:.40} = {value:g}, which is outside {low:g} to {high:g}, the "
