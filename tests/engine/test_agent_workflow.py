@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rllm.errors import AgentError, ConfigError, InferenceError, RewardError
+from rllm.errors import AgentError, ConfigError, InferenceError, RewardError, SandboxError
 from rllm.inference import ScriptedAnswer, ScriptedClient
 from rllm.inference.rollout_engine import RoleSettings
 from rllm.types.budget import TokenBudget
@@ -59,6 +59,8 @@ async def test_what_was_committed_is_the_episode_with_its_tokens_and_its_reward(
         (ValueError("no number"), Outcome.POLICY_FAILURE, TerminationReason.ERROR),
         (OSError("disk"), Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.ERROR),
         (InferenceError("away"), Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.ERROR),
+        (SandboxError("gone"), Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.ERROR),
+        (MemoryError("full"), Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.ERROR),
         (TimeoutError(), Outcome.INFRASTRUCTURE_FAILURE, TerminationReason.TIMEOUT),
         (
             ExceptionGroup("both", [ValueError("x"), ExceptionGroup("", [OSError("disk")])]),

@@ -1,6 +1,7 @@
 """Programs behind a gateway that fail, hang or are ended: a cause each, and nothing left open."""
 
 import asyncio
+import errno
 import os
 import sys
 import threading
@@ -45,7 +46,20 @@ async def test_what_a_program_raises_is_a_policy_failure_with_cause(way: str, er
     assert episode.info["tries"] == 1
 
 
-@pytest.mark.parametrize("error", [BrowserError("gone"), InferenceError("gone"), SandboxError("gone")])
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(BrowserError("gone"), InferenceError("gone"), SandboxError("gone"), MemoryError("full")),
+        OSError(errno.EMFILE, "Too many open files"),
+        caused_by(ConnectionError("no connection"), OSError(errno.EMFILE, "Too many open files")),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 async def test_a_service_that_fails_under_a_program_is_tried_again(error: Exception) -> None:
     gateway, errors = FakeGateway(), iter([error])
 
@@ -211,7 +225,7 @@ async def test_breaking_out_cancels_what_is_in_flight_and_closes_its_sessions(
 async def test_a_judge_that_is_down_is_an_infrastructure_failure(
     release: threading.Event,
 ) -> None:
-    said: list[Any] = [InferenceError("the judge is down"), TimeoutError("slow"), None, 1.0]
+    said: list[Any] = [SandboxError("the judge is down"), TimeoutError("slow"), None, 1.0]
 
     def score(task: dict[str, Any], episode: Episode) -> float:
         fate = said.pop(0)

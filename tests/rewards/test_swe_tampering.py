@@ -95,7 +95,7 @@ def test_tests_are_run_once_on_each_tree_and_twice_on_the_reference(
     task: SWETask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first two leave nothing in the repository, the third a file that is taken back before tests run;
-    with the last one the tests do not run to their end."""
+    with the last one the tests do not run to their end, twice."""
     patches: list[str] = []
     runs: list[swe_grading.TestRun] = []
 
@@ -112,9 +112,9 @@ def test_tests_are_run_once_on_each_tree_and_twice_on_the_reference(
     assert [each.score for each in findings] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     gold = world.repository.gold
     assert (patches[0], patches[-1]) == (gold, gold)
-    assert len(patches) == len({*patches}) + 1 == 5
+    assert len(patches) == len({*patches}) + 2 == 6
     assert runs[2] is runs[1], "whoever is graded by the same tree is graded by the same run"
-    assert len({*map(id, runs)}) == 4
+    assert len({*map(id, runs)}) == 5
 
 
 def test_what_mends_the_issue_and_breaks_another_test_is_worth_nothing(

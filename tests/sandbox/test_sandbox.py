@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox import Limits, Sandbox, Snapshot, Status, open_sandbox
 from rllm.sandbox.process import WardenProcess
+from rllm.sandbox.spawner import spawn
 
 SMALL = Limits(wall_s=10, cpu_s=8, memory_mb=128, output_kb=64, disk_mb=8, processes=16)
 """As the sandboxes of conftest.py have it."""
@@ -234,3 +236,14 @@ def _tree(top: Path) -> dict[str, bytes | None]:
     return {
         str(path.relative_to(top)): path.read_bytes() if path.is_file() else None for path in top.rglob("*")
     } | {"run.sh mode": bytes([os.stat(top / "run.sh").st_mode & 0o111])}
+
+
+def test_a_command_that_cannot_be_started_is_an_error_and_no_end_of_all_starts() -> None:
+    def end_of(*command: str) -> int:
+        with open(os.devnull, "wb") as errors:
+            return spawn([*command], environment={}, descriptors=(), errors=errors.fileno()).wait()
+
+    with ThreadPoolExecutor(1) as waiting:
+        with pytest.raises(ValueError, match="null byte"):
+            waiting.submit(end_of, "a\0b").result(timeout=10)
+        assert waiting.submit(end_of, "/bin/true").result(timeout=10) == 0

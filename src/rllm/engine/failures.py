@@ -18,13 +18,16 @@ from typing import Any
 from rllm.errors import (
     MAX_SHOWN_CHARS,
     AgentError,
+    BrowserError,
     ConfigError,
     InferenceError,
     RewardError,
     RllmError,
+    SandboxError,
     error_text,
     shorten,
 )
+from rllm.errors.machine import MACHINE_ERRNOS
 from rllm.types.episode import Episode, Outcome, TerminationReason
 
 log = logging.getLogger(__name__)
@@ -32,6 +35,9 @@ log = logging.getLogger(__name__)
 CONTRACT_ERRORS = (AgentError, RewardError, ConfigError)
 """A user's class broke its contract, or cannot honour what it was given; it would do so again, so the episode
 is not tried again."""
+
+INFRASTRUCTURE_ERRORS = (BrowserError, InferenceError, SandboxError, MemoryError)
+"""A service or this machine failed: tried again, and never the policy's failure."""
 
 MAX_INITIAL_FAILURES = 8
 """Episodes from the first on that all broke a contract, or that no judge could judge: the others would as
@@ -52,6 +58,19 @@ def broken_contract(error: BaseException | None) -> BaseException | None:
     """The error, or the one in a group of them, that says that a contract was broken."""
     leaves = [] if error is None else leaves_of(error)
     return next((each for each in leaves if isinstance(each, CONTRACT_ERRORS)), None)
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Whether a service or this machine failed: by the type of the error or of one that caused it, or because
+    the system refused a call for want of descriptors, memory or disk."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:
+        causes.append(cause)
+    return any(
+        isinstance(cause, INFRASTRUCTURE_ERRORS)
+        or (isinstance(cause, OSError) and cause.errno in MACHINE_ERRNOS)
+        for cause in causes
+    )
 
 
 def contract_error_of(error: BaseException, source: str) -> BaseException:

@@ -31,7 +31,7 @@ from rllm.agents.base import BaseAgent
 from rllm.engine.attempt_state import Vitals
 from rllm.engine.contracts import require_trajectory
 from rllm.engine.environment_pool import EnvironmentPool
-from rllm.engine.failures import CONTRACT_ERRORS, contract_error_of, error_record
+from rllm.engine.failures import CONTRACT_ERRORS, contract_error_of, error_record, is_infrastructure
 from rllm.engine.turnstile import Turnstile
 from rllm.engine.world import EnvironmentWorker, MakeEnv
 from rllm.environments.base import StepResult
@@ -472,6 +472,10 @@ class _Rollout:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit(), a panic of an extension
+            if is_infrastructure(error):  # of a world that the agent asked: tried again as the environment is
+                raise _Ended(
+                    TerminationReason.ERROR, Outcome.INFRASTRUCTURE_FAILURE, error, ENVIRONMENT
+                ) from error
             raise _Ended(TerminationReason.ERROR, Outcome.POLICY_FAILURE, error, AGENT) from error
 
     # ---- the environment ---------------------------------------------------------------------------------

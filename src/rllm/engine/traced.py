@@ -27,21 +27,21 @@ from rllm.engine.captured import BrokenOffCall, Captured, join
 from rllm.engine.contracts import require_episode
 from rllm.engine.failures import (
     CONTRACT_ERRORS,
+    INFRASTRUCTURE_ERRORS,
     FailureBudget,
     broken_contract,
     contract_error_of,
     error_record,
+    is_infrastructure,
 )
 from rllm.engine.program_threads import OutOfTime, ProgramRunner, hush_late_closes
 from rllm.engine.records import Records
 from rllm.engine.rollout import MODEL
 from rllm.errors import (
     AgentError,
-    BrowserError,
     ConfigError,
     InferenceError,
     RewardError,
-    SandboxError,
     error_text,
 )
 from rllm.rewards.evaluator import Evaluator, as_evaluator
@@ -63,8 +63,6 @@ from rllm.types.wire import CallRecord
 
 PROGRAM, EVALUATOR = "program", "evaluator"
 """Where an episode failed: `info["error"]["place"]`; else at the model."""
-INFRASTRUCTURE_ERRORS = (BrowserError, InferenceError, SandboxError)
-"""Services of a program that failed: tried again, and never the policy's failure."""
 TRAINING = "train"
 """The prefix of the purpose of a run whose episodes are trained on."""
 
@@ -410,7 +408,7 @@ class _Attempt:
         limit, refusal = calls.budget_end(self.engine.budget)
         if limit:  # whatever the program made of the refusal
             cut_off, value = REASONS[limit], None if error is not None else value
-        elif isinstance(error, INFRASTRUCTURE_ERRORS):
+        elif error is not None and is_infrastructure(error):
             return self._failed_episode(calls, Outcome.INFRASTRUCTURE_FAILURE, error, PROGRAM)
         elif error is not None and cut_off is None:
             return self._failed_episode(calls, Outcome.POLICY_FAILURE, error, PROGRAM)
@@ -444,7 +442,7 @@ class _Attempt:
             began_s = time.perf_counter()
             self._pay(episode, await self._judge(episode, runner))
             _note_grading(episode, time.perf_counter() - began_s)
-        except (*CONTRACT_ERRORS, InferenceError, OSError, OutOfTime) as judge_failed:
+        except (*CONTRACT_ERRORS, *INFRASTRUCTURE_ERRORS, OSError, OutOfTime) as judge_failed:
             # An OSError is what the judge's own server caused; TimeoutError is one.
             return self._failed_episode(calls, Outcome.INFRASTRUCTURE_FAILURE, judge_failed, EVALUATOR)
         return episode
@@ -462,7 +460,7 @@ class _Attempt:
         error = end.error
         if error is None:
             return end.value
-        if isinstance(error, (*CONTRACT_ERRORS, InferenceError, OSError)):
+        if isinstance(error, (*CONTRACT_ERRORS, *INFRASTRUCTURE_ERRORS, OSError)):
             raise error
         place = traceback.extract_tb(error.__traceback__)[-1:]
         where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in place)

@@ -21,11 +21,19 @@ from rllm.engine.attempt_state import Vitals
 from rllm.engine.containment import contain
 from rllm.engine.contracts import require_episode
 from rllm.engine.environment_pool import EnvironmentPool
-from rllm.engine.failures import CONTRACT_ERRORS, broken_contract, contract_error_of, error_record, leaves_of
+from rllm.engine.failures import (
+    CONTRACT_ERRORS,
+    INFRASTRUCTURE_ERRORS,
+    broken_contract,
+    contract_error_of,
+    error_record,
+    is_infrastructure,
+    leaves_of,
+)
 from rllm.engine.rollout import MODEL
 from rllm.engine.settings import copy_of
 from rllm.engine.step_claims import claim_steps
-from rllm.errors import AgentError, ConfigError, InferenceError, error_text, shorten
+from rllm.errors import AgentError, ConfigError, error_text, shorten
 from rllm.inference.call_retries import CallPatience
 from rllm.inference.rollout_engine import Client, RoleSettings, RolloutEngine
 from rllm.types.budget import BudgetExceeded, TokenBudget
@@ -161,7 +169,7 @@ class WorkflowAttempt:
                 executor=_Threads(self.pool, settings.step_timeout_s),
                 **copy_of(settings.workflow_args),
             )
-        except (*CONTRACT_ERRORS, InferenceError, OSError):
+        except (*CONTRACT_ERRORS, *INFRASTRUCTURE_ERRORS, OSError):
             # As they are: `_ended_by` tells by the type of an error what the attempt counts as.
             raise
         except KeyboardInterrupt:
@@ -437,7 +445,7 @@ def _ended_by(error: BaseException) -> _End:
     # no fault of the policy.
     causes = leaves_of(error)
     for cause in causes:
-        if isinstance(cause, InferenceError | OSError):  # TimeoutError is an OSError
+        if isinstance(cause, OSError) or is_infrastructure(cause):  # TimeoutError is an OSError
             reason = TerminationReason.TIMEOUT if isinstance(cause, TimeoutError) else TerminationReason.ERROR
             return _End(reason=reason, outcome=Outcome.INFRASTRUCTURE_FAILURE, error=cause)
     for cause in causes:

@@ -68,6 +68,8 @@ _REPORT = "report.json"
 _CUT_OFF = "the tests did not run to their end"
 _MOST_REPORT_BYTES = 32 << 20
 _EXCEEDED = (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.OUTPUT_LIMIT, Status.KILLED)
+_ENDED_BY = "the tests ended by {}"
+_LIMIT_FAULTS = tuple(_ENDED_BY.format(status) for status in _EXCEEDED if status is not Status.KILLED)
 _INSIDE_GIT = re.compile(
     r"^(?:---|\+\+\+|rename \w+|copy \w+|diff --git) .*?(?:^|[\s/\"])\.git(?:/|\s|$)", re.MULTILINE
 )
@@ -112,6 +114,9 @@ def grade_patch(
     if _INSIDE_GIT.search(patch):
         return wrong("the patch reaches into .git", patch)
     test_run = run_tests(world, patch, timeout_s=timeout_s, known_runs=known_runs)
+    if test_run.fault and test_run.fault not in _LIMIT_FAULTS:
+        # A machine without memory for a moment cuts tests off as well: only a patch does it twice.
+        test_run = run_tests(world, patch, timeout_s=timeout_s, known_runs=known_runs)
     if test_run.fault == NOT_APPLIED:
         return wrong(NOT_APPLIED, patch)
     if test_run.fault:
@@ -265,7 +270,7 @@ def _read(
     if test_run is None:
         return TestRun(statuses={}, fault=examination.refusal)
     if test_run.status in _EXCEEDED:
-        return TestRun(statuses={}, fault=f"the tests ended by {test_run.status}", log=log)
+        return TestRun(statuses={}, fault=_ENDED_BY.format(test_run.status), log=log)
     report = _open_seal(examination.results.get(_REPORT, b""), secret)
     if report is None:
         fault = examination.faults.get(_REPORT, _CUT_OFF)

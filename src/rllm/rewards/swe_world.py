@@ -10,19 +10,20 @@
 What an agent changed in its world outside of /testbed (the interpreter, packages, hooks) is not in the patch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from rllm.data.swe_environment import VENV, Environment, environment_of
 from rllm.data.swe_repository import AUTHOR, PLACE, Repository, repository_of
 from rllm.data.swe_rows import SWETask
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, SandboxError
+from rllm.errors.machine import MACHINE_ERRNOS
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.packages import PLACE as PACKAGES
 from rllm.sandbox.pool import SandboxPool
-from rllm.sandbox.types import Limits, Root, Scope, Status, machine_memory_mb
+from rllm.sandbox.types import Limits, Root, Scope, Snapshot, Status, machine_memory_mb
 from rllm.sandbox.verifier import GIT_VARIABLES
 
 MAX_PATCH_BYTES: Final = 16 << 20
@@ -126,13 +127,20 @@ class SWEWorld:
         return SandboxPool(self.backend, size=1, limits=self.limits, root=self.root(), packages=packages)
 
     def open_for_git(self) -> Sandbox:
-        """A new world in which nothing but git is run."""
-        return self._open_sandbox(())
+        """A new world in which nothing but git is run, with room for an agent's files and what git makes of
+        them."""
+        return self._open_sandbox((), disk_mb=2 * self.limits.disk_mb + 64)
 
-    def _open_sandbox(self, packages: tuple[str, ...], mounts: tuple[tuple[str, str], ...] = ()) -> Sandbox:
+    def _open_sandbox(
+        self,
+        packages: tuple[str, ...],
+        mounts: tuple[tuple[str, str], ...] = (),
+        *,
+        disk_mb: float | None = None,
+    ) -> Sandbox:
         sandbox = open_sandbox(
             self.backend,
-            limits=self.limits,
+            limits=replace(self.limits, disk_mb=disk_mb or self.limits.disk_mb),
             root=self.root(mounts),
             packages=packages,
             image=self.image or None,
@@ -194,8 +202,8 @@ def _text_at(sandbox: Sandbox, path: str) -> str | None:
 def patch_of(agent: Sandbox, world: SWEWorld) -> str:
     """The agent's changes of /testbed as a diff; empty where there are none.
 
-    Raises OSError where what it left is larger than its disk, or its patch than MAX_PATCH_BYTES; SandboxError
-    where a sandbox fails.
+    Raises OSError where what it left is larger than its disk, or its patch than MAX_PATCH_BYTES, or where git
+    cannot read it, twice; SandboxError where a sandbox or git itself fails.
     """
     apart = [".git", *([".venv"] if world.image else [])]
     left_out = tuple(f"{PLACE}/{name}" for name in apart)
@@ -203,11 +211,37 @@ def patch_of(agent: Sandbox, world: SWEWorld) -> str:
     others = " ".join(f"! -name {name}" for name in apart)
     # A whole snapshot does not say which files the agent removed.
     clear = f"find . -mindepth 1 -maxdepth 1 {others} -exec rm -rf {{}} +" if left.is_whole else "true"
+    try:
+        return _diff_of(left, clear, world)
+    except _NoDiffError:
+        # A machine without memory ends git as well, and what was left would be blamed.
+        try:
+            return _diff_of(left, clear, world)
+        except _NoDiffError as fault:
+            try:
+                _diff_of(None, "true", world)
+            except _NoDiffError as own:
+                raise SandboxError(f"git fails in the repository as it was given: {own}") from own
+            raise OSError(f"no diff can be made of what was left: {fault}") from fault
+
+
+class _NoDiffError(Exception):
+    """Raised where git gives no diff."""
+
+
+def _diff_of(left: Snapshot | None, clear: str, world: SWEWorld) -> str:
+    """The diff of `left` in a new world, whose files `clear` removes before; without `left` of no change."""
     with world.open_for_git() as fresh:
         removal = fresh.exec(clear, cwd=PLACE)
-        fresh.restore(left)
+        try:
+            if left is not None:
+                fresh.restore(left)
+        except OSError as error:
+            if error.errno in MACHINE_ERRNOS:  # ENOSPC: there is room for more than a snapshot holds
+                raise SandboxError(f"What was left cannot be put back: {error}") from error
+            raise
         done = fresh.exec(_DIFF, cwd=PLACE, env=GIT)
         for each in (removal, done):
             if each.status is not Status.OK:
-                raise OSError(f"no diff can be made of what was left ({each.status}): {each.stderr[-300:]}")
+                raise _NoDiffError(f"{each.status}: {each.stderr[-300:]}")
         return fresh.read(_PATCH, most_bytes=MAX_PATCH_BYTES).decode("utf-8", "surrogateescape")

@@ -24,7 +24,8 @@ RESULTS = ("reward.json", "reward.txt")
 """The first that is there counts."""
 UNIT_RANGE = (0.0, 1.0)
 """The lowest and the highest reward of a task that does not say otherwise."""
-EXCEEDED = (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.OUTPUT_LIMIT, Status.KILLED)
+LIMITS = (Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.OUTPUT_LIMIT)
+EXCEEDED = (*LIMITS, Status.KILLED)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -53,6 +54,9 @@ def task_reward(
     except OSError as error:
         return TaskReward(reason=f"what was left is too much to keep: {error}")
     result = examine(examination, left)
+    if _fault(result, bounds) and result.test_run is not None and result.test_run.status not in LIMITS:
+        # A machine without memory for a moment cuts tests off as well: only an agent does it twice.
+        result = examine(examination, left)
     fault = _fault(result, bounds)
     if not fault and _has_both(result) and _is_planted(examination, solve):
         return TaskReward(reason=f"both {' and '.join(RESULTS)} were left; the tests leave one of them")

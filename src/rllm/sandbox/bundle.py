@@ -15,6 +15,8 @@ from importlib.util import MAGIC_NUMBER
 from typing import Any
 
 PACKAGE = "rllm.sandbox.inside"
+SHARED = "rllm.errors.machine"
+"""A module of the ground floor that runs inside as well."""
 MODULES = (
     "kernel",
     "seccomp",
@@ -67,6 +69,8 @@ def _modules(*, is_compiled: bool) -> bytes:
     """(name, code or source) of each module, marshalled."""
     folder = resources.files(PACKAGE)
     sources = [(".".join(PACKAGE.split(".")[:depth]), "") for depth in range(1, 4)]
+    package, _, module = SHARED.rpartition(".")
+    sources += [(package, ""), (SHARED, (resources.files(package) / f"{module}.py").read_text("utf-8"))]
     sources += [
         (f"{PACKAGE}.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES
     ]
@@ -81,10 +85,14 @@ def memory_file(data: bytes, *, name: str) -> int:
     import fcntl
 
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor

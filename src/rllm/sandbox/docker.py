@@ -29,7 +29,7 @@ from rllm.sandbox.base import Sandbox
 from rllm.sandbox.docker_api import CALL_S, STDERR, STDOUT, DockerApi, DockerError, Stream, engine
 from rllm.sandbox.inside.files import MOST_NAMED
 from rllm.sandbox.leftovers import started_at
-from rllm.sandbox.outcomes import status_of
+from rllm.sandbox.outcomes import file_error, status_of
 from rllm.sandbox.session import FILE_LIMITS_S, checked_command, checked_environment
 from rllm.sandbox.types import MOST, ExecResult, GuardRules, Limits, Root, Scope, Snapshot, Status
 
@@ -336,8 +336,8 @@ class DockerSandbox(Sandbox):
             raise OSError(*REFUSED[output.exit_code], path)
         message = output.stderr[-500:].decode(errors="replace").strip()
         if output.why == "exit" and output.exit_code in (1, 2):
-            is_full = "No space left" in message
-            raise OSError(errno.ENOSPC if is_full else errno.EIO, f"{what}: {message}", path)
+            number = next((each for each in errno.errorcode if os.strerror(each) in message), errno.EPROTO)
+            raise file_error(what, number, f"{what}: {message}", path)
         raise SandboxError(
             f"`{what}` of `{path}` failed: {output.why}, exit code {output.exit_code}. {message}"
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox.bundle import memory_file
 from rllm.sandbox.inside.layers import TREE
 from rllm.sandbox.inside.stack import LAYERS
@@ -184,7 +184,9 @@ def _missing_on_linux(
         try:
             for program in programs:
                 _path_of(program)
-            return None if probe is None else _why_forbidden(tuple(probe()))
+            if probe is not None:
+                _require_namespaces(tuple(probe()))
+            return None
         except ConfigError as error:
             return str(error)
 
@@ -205,14 +207,20 @@ def _probe_mount() -> list[str]:
     return [_path_of("mount"), "-t", "tmpfs", "tmpfs", "/tmp"]
 
 
+# Of the answers only that it may is kept: a machine without memory refuses for a moment alone.
 @cache
-def _why_forbidden(probe: tuple[str, ...]) -> str | None:
-    """Return why this machine forbids the namespaces of a sandbox; None where it does not."""
-    done = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    if done.returncode == 0:
-        return None
-    error_text = done.stderr.decode(errors="replace").strip() or f"code {done.returncode}"
-    return f"this machine forbids it user namespaces ({error_text}). {namespaces_fix(probe[0])}"
+def _require_namespaces(probe: tuple[str, ...]) -> None:
+    """Raises ConfigError where this machine forbids the namespaces of a sandbox, SandboxError where the probe
+    cannot be started."""
+    try:
+        done = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:
+        raise SandboxError(f"`{probe[0]}` cannot be started: {error}") from error
+    if done.returncode:
+        error_text = done.stderr.decode(errors="replace").strip() or f"code {done.returncode}"
+        raise ConfigError(
+            f"this machine forbids it user namespaces ({error_text}). {namespaces_fix(probe[0])}"
+        )
 
 
 def namespaces_fix(program: str) -> str:

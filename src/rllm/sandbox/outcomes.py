@@ -1,9 +1,12 @@
 """From the way a process ended to one of seven words: pure functions, because rewards hang on them."""
 
+import errno
 import os
 import re
 import signal
 
+from rllm.errors import SandboxError
+from rllm.errors.machine import MACHINE_ERRNOS
 from rllm.sandbox.process import Ended
 from rllm.sandbox.types import ExecResult, Limits, Status
 
@@ -32,6 +35,15 @@ REFUSED_ALLOCATION = re.compile(rb"(?:[\w.]+\._ArrayMemoryError|MemoryError)\b")
 """The last lines of a traceback of Python, and of numpy, after a refused allocation."""
 NEAR_THE_LIMIT = 0.8
 """The share of its memory limit from which on a process's fault is taken for a refused allocation."""
+
+
+def file_error(kind: str, number: int, message: str, path: str) -> OSError | SandboxError:
+    """The error of a file job: OSError for what a program's files caused, SandboxError for this machine."""
+    # A disk that is full where a program's files go is the program's own.
+    is_full = number == errno.ENOSPC and kind in ("write", "upload", "unpack")
+    if number in MACHINE_ERRNOS and not is_full:
+        return SandboxError(f"`{kind}` of `{path}` failed: {message}")
+    return OSError(number, message, path)
 
 
 def status_of(

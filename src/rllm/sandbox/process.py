@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rllm.errors import ConfigError, SandboxError
+from rllm.errors.machine import MACHINE_ERRNOS
 from rllm.sandbox.bundle import LOADER, bundle, memory_file
 from rllm.sandbox.interpreter import Interpreter
 from rllm.sandbox.launch import FIRST_UID, SURROUNDINGS
@@ -100,18 +101,21 @@ class WardenProcess:
         self._closed = threading.Event()
         self._in_use = threading.RLock()
         """Held during a run: `close` from another thread ends the run, and then waits for this."""
-        self._register = Register.of_this_process()
-        self._directory = self._register.new_directory() if backend == "subprocess" else ""
-        self._packages = self._packages_of(python)
-        # Packets keep their borders, so one `recv` is one message,
-        # and descriptors arrive with the order that they belong to.
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs:
-                self._process = self._start(python, theirs, keeps_files, disk_mb)
-        except BaseException:
-            self._control.close()
-            raise
+            self._register = Register.of_this_process()
+            self._directory = self._register.new_directory() if backend == "subprocess" else ""
+            self._packages = self._packages_of(python)
+            # Packets keep their borders, so one `recv` is one message,
+            # and descriptors arrive with the order that they belong to.
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                with theirs:
+                    self._process = self._start(python, theirs, keeps_files, disk_mb)
+            except BaseException:
+                self._control.close()
+                raise
+        except OSError as error:
+            raise SandboxError(f"The {backend} sandbox did not start: {error}") from error
 
     def _packages_of(self, python: Interpreter) -> str:
         """Where its programs find packages; nothing where there are none."""
@@ -128,44 +132,47 @@ class WardenProcess:
         self, python: Interpreter, theirs: socket.socket, keeps_files: bool, disk_mb: float
     ) -> "subprocess.Popen[bytes]":
         start = SURROUNDINGS[self.backend].start(python, self._root)
-        code = bundle(
-            {
-                "control": theirs.fileno(),
-                "identity": start.identity,
-                "keeps_files": keeps_files,
-                "binds": start.binds,
-                "builds_root": start.builds_root,
-                "directory": self._directory,
-                "packages": self._packages,
-                "root": asdict(self._root) if self._root else None,
-                "imports": [] if keeps_files else python.imports,
-            },
-            bytecode=python.bytecode,
-        )
-        command = [*start.command, "-c", LOADER, str(code)]
+        descriptors = [*start.descriptors]
         with tempfile.TemporaryFile() as errors:
             try:
+                code = bundle(
+                    {
+                        "control": theirs.fileno(),
+                        "identity": start.identity,
+                        "keeps_files": keeps_files,
+                        "binds": start.binds,
+                        "builds_root": start.builds_root,
+                        "directory": self._directory,
+                        "packages": self._packages,
+                        "root": asdict(self._root) if self._root else None,
+                        "imports": [] if keeps_files else python.imports,
+                    },
+                    bytecode=python.bytecode,
+                )
+                descriptors.append(code)
                 process = spawn(
-                    command,
+                    [*start.command, "-c", LOADER, str(code)],
                     environment=python.environment,
-                    descriptors=(theirs.fileno(), code, *start.descriptors),
+                    descriptors=(theirs.fileno(), *descriptors),
                     errors=errors.fileno(),
                 )
-            except OSError as error:
-                raise SandboxError(f"The {self.backend} sandbox did not start: {error}") from error
             finally:
-                for descriptor in (code, *start.descriptors):
+                for descriptor in descriptors:
                     os.close(descriptor)
             # From here on the warden alone holds its end, so its death is an end of file here.
             theirs.close()
-            self._register.add(process.pid)
             # Set here as well: `close` below needs it before `__init__` has what this returns.
             self._process = process
-            # Linux process ids have at most 22 bits; 8 more
-            # number the runs, and the sum stays at most LAST_UID.
-            first_uid = FIRST_UID + ((process.pid & 0x3FFFFF) << 8)
-            self._send({"do": "begin", "first_uid": first_uid, "disk_mb": disk_mb})
-            ready = self._hear(START_S)
+            try:
+                self._register.add(process.pid)
+                # Linux process ids have at most 22 bits; 8 more
+                # number the runs, and the sum stays at most LAST_UID.
+                first_uid = FIRST_UID + ((process.pid & 0x3FFFFF) << 8)
+                self._send({"do": "begin", "first_uid": first_uid, "disk_mb": disk_mb})
+                ready = self._hear(START_S)
+            except BaseException:
+                self.close()
+                raise
             if ready is not None and ready["is"] == "refused":
                 self.close()
                 raise ConfigError(f"The sandbox cannot offer these packages: {ready['error']}")
@@ -196,10 +203,19 @@ class WardenProcess:
         return not self._closed.is_set() and self._process.poll() is None
 
     def run(self, job: Job) -> Ended:
-        """Run one job to its end. Raises WardenDied, or SandboxError where a cell could not be made."""
+        """Run one job to its end. Raises WardenDied, or SandboxError where a cell could not be made or this
+        machine has no room for the job."""
+        try:
+            return self._run(job)
+        except OSError as error:
+            raise SandboxError(f"The {self.backend} sandbox cannot be given a job: {error}") from error
+
+    def _run(self, job: Job) -> Ended:
+        """Raises OSError where this process has no room for the pipes of the job."""
         with self._in_use:
-            wire = _Wire(job)
+            wire = _Wire()
             try:
+                wire.open(job)
                 with self._ordering:
                     self._last_order += 1
                     self._order(job, wire)
@@ -207,9 +223,9 @@ class WardenProcess:
                 # pipes end when the last process of the cell does.
                 wire.handed_on()
                 return self._follow(job, wire)
-            except Exception:
+            except SandboxError:
                 raise
-            except BaseException:  # whoever waits for it was told to end: nobody takes what the job gives
+            except BaseException:  # the caller was told to end, or cannot read what the job gives
                 with contextlib.suppress(WardenDied):
                     self.stop()
                 raise
@@ -229,6 +245,8 @@ class WardenProcess:
             if answer is None:
                 self.close()
                 raise WardenDied(f"The {self.backend} sandbox died while it changed the state of its files.")
+            if "error" in answer and answer["errno"] in MACHINE_ERRNOS:
+                raise SandboxError(f"The state of the sandbox's files cannot change: {answer['error']}")
             if "error" in answer:
                 raise OSError(answer["errno"], answer["error"])
             return answer["chain"]
@@ -288,6 +306,9 @@ class WardenProcess:
     def _end_of(self, message: dict[str, Any], stop_reason: str | None, wire: "_Wire") -> Ended:
         if message["why"] == "failed":
             raise SandboxError(f"The {self.backend} sandbox could not make a cell: {message['error']}")
+        if message["why"] == "killed" and not self._directory:
+            # Programs cannot end the first process of their own namespace: the machine did.
+            raise SandboxError(f"The {self.backend} sandbox lost a cell: its first process was killed.")
         wire.drain()
         # A program can write too much and end before the excess is read, so it was never stopped for it.
         why = wire.excess if message["why"] == "exit" and wire.excess else message["why"]
@@ -376,22 +397,25 @@ class WardenProcess:
 class _Wire:
     """The descriptors of one job: what the cell gets, and the ends that the owner reads."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        # In the order that `cell.await_order` expects: payload, then what becomes 0, 1, 2 and perhaps 3.
-        self.theirs = [
-            memory_file(json.dumps(job.payload).encode("utf-8", "surrogatepass"), name="payload"),
-            memory_file(job.stdin, name="stdin"),
-        ]
+    def __init__(self) -> None:
+        self.theirs: list[int] = []
         self.output: dict[str, bytearray] = {}
         self.excess: str | None = None
         self._open: dict[int, str] = {}
+
+    def open(self, job: Job) -> None:
+        """Raises OSError where there is no room for them; `close` closes what was opened until then."""
+        self._job = job
+        # In the order that `cell.await_order` expects: payload, then what becomes 0, 1, 2 and perhaps 3.
+        payload = json.dumps(job.payload).encode("utf-8", "surrogatepass")
+        self.theirs.append(memory_file(payload, name="payload"))
+        self.theirs.append(memory_file(job.stdin, name="stdin"))
         for name in ("stdout", "stderr", *(["result"] if job.wants_result else [])):
             reading, writing = os.pipe()
-            os.set_blocking(reading, False)
             self._open[reading] = name
             self.output[name] = bytearray()
             self.theirs.append(writing)
+            os.set_blocking(reading, False)
 
     @property
     def ours(self) -> list[int]:

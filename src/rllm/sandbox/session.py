@@ -21,7 +21,7 @@ from rllm.errors import ConfigError, SandboxError
 from rllm.sandbox.archive import pack_tree, unpack_tree
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.interpreter import interpreter
-from rllm.sandbox.outcomes import exec_result
+from rllm.sandbox.outcomes import exec_result, file_error
 from rllm.sandbox.packages import package_names
 from rllm.sandbox.process import Ended, Job, WardenProcess
 from rllm.sandbox.types import ExecResult, FileState, GuardRules, Limits, Root, Scope, Snapshot
@@ -193,7 +193,7 @@ class WardenSandbox(Sandbox):
         if answer is None:
             error_output = end.stderr[-500:].decode(errors="replace")
             raise SandboxError(f"`{kind}` of `{path}` failed: {end.why}, exit code {code}. {error_output}")
-        raise OSError(answer["errno"], answer["message"], path)
+        raise file_error(kind, answer["errno"], answer["message"], path)
 
     def _run(self, job: Job) -> Ended:
         with self._lock:

@@ -46,7 +46,7 @@ class _Spawner:
                     cwd="/",
                     start_new_session=True,  # Ctrl-C in a terminal is the owner's to answer
                 )
-            except OSError as error:
+            except BaseException as error:  # noqa: BLE001  the caller waits, and the thread serves the next one
                 request.process.set_exception(error)
             else:
                 request.process.set_result(process)

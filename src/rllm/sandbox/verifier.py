@@ -23,7 +23,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, SandboxError
+from rllm.errors.machine import MACHINE_ERRNOS
 from rllm.sandbox.backends import open_sandbox
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.packages import PLACE
@@ -160,6 +161,8 @@ def examine(examination: Examination, snapshot: Snapshot | None) -> Examined:
             try:
                 fresh.restore(snapshot)
             except OSError as error:
+                if error.errno in MACHINE_ERRNOS:  # ENOSPC: there is room for more than a snapshot holds
+                    raise SandboxError(f"What was left cannot be put back: {error}") from error
                 return Examined(test_run=None, refusal=f"what was left cannot be put back: {error}")
         # After the restore: nothing that the agent left is put over them.
         _bring_tests(fresh, examination.tests)
@@ -221,7 +224,8 @@ def _bring_tests(fresh: Sandbox, tests: Path) -> None:
     try:
         fresh.upload(tests, TESTS)
     except OSError as error:
-        raise ConfigError(f"The tests in `{tests}` cannot be copied: {error}") from error
+        kind = SandboxError if error.errno in MACHINE_ERRNOS else ConfigError
+        raise kind(f"The tests in `{tests}` cannot be copied: {error}") from error
 
 
 def _guard(fresh: Sandbox, examination: Examination, left: Snapshot) -> GuardRules | None:

@@ -134,7 +134,7 @@ def guarded_files() -> "set[tuple]":
     """Every file of the tests and of each `.git`, with what changes where it is written to."""
     files = set()
     for top in (".", TESTS):
-        for folder, folders, names in os.walk(top):
+        for folder, folders, names in os.walk(top, onerror=fail):
             is_guarded = top == TESTS or ".git" in folder.split("/")
             for name in [*folders, *names]:
                 if is_guarded or name == ".git":
@@ -144,8 +144,16 @@ def guarded_files() -> "set[tuple]":
     return files
 
 
+def fail(error: OSError) -> None:
+    """For os.walk, which leaves out folders that it cannot read."""
+    raise error
+
+
 def git_paths(*words: str) -> "list[str]":
-    return [each for each in git(*words).stdout.split("\0") if each]
+    done = git(*words)
+    if done.returncode:  # no list is not an empty one
+        raise OSError(f"git {words[0]} failed with code {done.returncode}: {done.stderr.strip()[-300:]}")
+    return [each for each in done.stdout.split("\0") if each]
 
 
 def restore(others: "set[str]", plan: dict) -> "list[str]":
@@ -195,7 +203,7 @@ def is_protected(path: str, plan: dict) -> bool:
 def tree_hash() -> str:
     """A hash of all paths of the repository with kind, mode and content, but for `.git` at its top."""
     digest = hashlib.sha256()
-    for folder, folders, names in os.walk("."):
+    for folder, folders, names in os.walk(".", onerror=fail):
         folders[:] = sorted(each for each in folders if (folder, each) != (".", ".git"))
         for name in sorted([*folders, *names]):
             path = os.path.join(folder, name)

@@ -12,6 +12,8 @@ import json
 import os
 import stat
 
+from rllm.errors.machine import MACHINE_ERRNOS
+
 TYPE_CHECKING = False  # `typing` is a megabyte of every idle sandbox
 if TYPE_CHECKING:
     import tarfile
@@ -111,7 +113,7 @@ def snapshot(payload: dict[str, Any], box: str, root: str) -> None:
             except FileNotFoundError:
                 continue  # the program removed it
             except OSError as error:
-                if error.errno == errno.EFBIG:
+                if error.errno == errno.EFBIG or error.errno in MACHINE_ERRNOS:
                     raise
                 packer.leave_out(path)
 
@@ -187,7 +189,9 @@ def _is_opaque(path: str) -> bool:
     """Whether a directory of an overlay hides what is below it."""
     try:
         return os.getxattr(path, "user.overlay.opaque", follow_symlinks=False) == b"y"
-    except OSError:
+    except OSError as error:
+        if error.errno in MACHINE_ERRNOS:
+            raise
         return False
 
 
@@ -270,7 +274,7 @@ class _Packer:
                 else:
                     self.add_alone(here, place, about)
             except OSError as error:
-                if error.errno in (errno.EPIPE, errno.ENOSPC, errno.EFBIG):
+                if error.errno in (errno.EPIPE, errno.EFBIG) or error.errno in MACHINE_ERRNOS:
                     raise
                 self.leave_out(place)  # its program made it unreadable
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 
+from rllm.errors.machine import MACHINE_ERRNOS
 from rllm.sandbox.inside import kernel
 
 TYPE_CHECKING = False  # `typing` is a megabyte of every idle sandbox
@@ -141,7 +142,9 @@ def _overlaid(lower: str, target: str, disk: str, name: str, *, is_user: bool) -
     options = f"lowerdir={lower},upperdir={upper},workdir={work}" + (",userxattr" if is_user else "")
     try:
         kernel.mount("overlay", target, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
-    except OSError:
+    except OSError as error:
+        if error.errno in MACHINE_ERRNOS:
+            raise
         return False
     return True
 

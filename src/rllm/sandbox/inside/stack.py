@@ -18,6 +18,7 @@ import os
 import shutil
 import stat
 
+from rllm.errors.machine import MACHINE_ERRNOS
 from rllm.sandbox.inside import kernel, layers
 
 TYPE_CHECKING = False  # `typing` is a megabyte of every idle sandbox
@@ -103,7 +104,9 @@ class Stack:
     def _is_laid(self) -> bool:
         try:
             self._mount()
-        except OSError:
+        except OSError as error:
+            if error.errno in MACHINE_ERRNOS:
+                raise
             with contextlib.suppress(OSError):  # where not even the first overlay was mounted
                 kernel.unmount(f"{self._disk}/{layers.NEW}")
             return False
@@ -205,7 +208,9 @@ class Stack:
                     places[name] = f"{MAPPED}/{name}"
                     os.mkdir(f"{self._disk}/{places[name]}")
                     kernel.mount_mapped(source, f"{self._disk}/{places[name]}", namespace)
-        except OSError:
+        except OSError as error:
+            if error.errno in MACHINE_ERRNOS:
+                raise
             return sources
         return places
 
