@@ -81,7 +81,8 @@ class Sandbox(ABC):
         """All files of the working directory, or with a `scope` those of a writable root, for
         `open_sandbox(..., snapshot=...)`.
 
-        Raises OSError where they are more than the disk limit, as files with holes can be, or take too long.
+        Files with holes keep them. Raises OSError where there is more in them than the disk holds, as files
+        of several names can be, or where it takes too long.
         """
 
     @abstractmethod

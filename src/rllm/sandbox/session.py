@@ -28,9 +28,8 @@ from rllm.sandbox.types import ExecResult, FileState, GuardRules, Limits, Root, 
 
 FILE_LIMITS_S = 60.0
 """The time of a file job."""
-SPARSE = 1.5
-"""The factor by which the content of a snapshot may be larger than the disk: files with holes, or of several
-names."""
+SEVERAL_NAMES = 1.5
+"""The factor by which the content of a snapshot may be larger than the disk: files of several names."""
 EXCESSES = ("timeout", "cpu", "memory", "output")
 """Limits at which a file job is stopped."""
 
@@ -121,7 +120,7 @@ class WardenSandbox(Sandbox):
             "snapshot" if is_whole else "changes",
             base,
             base=base,
-            most_bytes=int(self.limits.disk_mb * 2**20 * SPARSE),
+            most_bytes=int(self.limits.disk_mb * 2**20 * SEVERAL_NAMES),
             **details,
         )
         return Snapshot(

@@ -17,11 +17,14 @@ from rllm.errors.machine import MACHINE_ERRNOS
 TYPE_CHECKING = False  # `typing` is a megabyte of every idle sandbox
 if TYPE_CHECKING:
     import tarfile
+    from collections.abc import Callable, Iterator
     from typing import Any, BinaryIO
 
 CHUNK = 1 << 20
 MOST_NAMED = 500
 """The number of names that are told of what was left out."""
+MOST_SEGMENTS = 4096
+"""The number of holes that are told of one file; what comes after them is packed with its zeros."""
 NAMELESS = 4096
 """Bytes that a file without any counts for: a million empty ones are too many as well."""
 
@@ -44,9 +47,10 @@ def do(kind: str, payload: dict[str, Any], box: str, *, root: str) -> None:
 
 def read(path: str, box: str, root: str, *, most_bytes: int | None = None) -> None:
     """The bytes of a plain file to stdout. OSError EFBIG for more than `most_bytes`."""
-    folder, name = _folder_of(path, box, root, makes=False)
+    *folders, name = _parts(path, box, root) or ["."]
     # O_NONBLOCK, because opening a FIFO would wait for a writer.
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=folder)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+    file = os.open(name, flags, dir_fd=Cursor(root).enter(folders))
     about = os.fstat(file)
     if not stat.S_ISREG(about.st_mode):
         raise OSError(errno.EINVAL, f"`{path}` is not a plain file")
@@ -57,7 +61,8 @@ def read(path: str, box: str, root: str, *, most_bytes: int | None = None) -> No
 
 def write(path: str, box: str, root: str) -> None:
     """stdin to a plain file, which is replaced: what a link of that name points to stays as it is."""
-    folder, name = _folder_of(path, box, root, makes=True)
+    *folders, name = _parts(path, box, root) or ["."]
+    folder = Cursor(root).enter(folders, makes=True)
     # Written beside it and renamed, so that a full disk leaves the old file as it was.
     part = os.fsencode(f".{name}.part")[:255]
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -75,13 +80,13 @@ def write(path: str, box: str, root: str) -> None:
 
 def pack(path: str, box: str, root: str) -> None:
     """A tar of a file or directory, named ".", to stdout, and to the result channel what is not in it."""
-    folder, name = _folder_of(path, box, root, makes=False)
-    os.fchdir(folder)
-    top = os.lstat(name)
+    cursor, parts = Cursor(root), _parts(path, box, root)
+    *folders, name = parts or ["."]
+    top = os.lstat(name, dir_fd=cursor.enter(folders))
     if not (stat.S_ISREG(top.st_mode) or stat.S_ISDIR(top.st_mode)):
         raise OSError(errno.EINVAL, f"`{path}` is neither a plain file nor a directory")
-    with _Packer(most_bytes=None, link_homes=None) as packer:
-        packer.add(name, ".")
+    with _Packer(cursor, base=parts, most_bytes=None) as packer:
+        packer.add(parts)
 
 
 def snapshot(payload: dict[str, Any], box: str, root: str) -> None:
@@ -100,22 +105,14 @@ def snapshot(payload: dict[str, Any], box: str, root: str) -> None:
     paths += [path for path in payload["named"] if not _is_below(path, paths)]
     homes = payload["link_homes"]
     with _Packer(
+        Cursor(root),
+        base=_parts(base, box, root),
         most_bytes=payload["most_bytes"],
         link_homes=None if homes is None else [*homes, *paths],
         left_out=payload["left_out"],
     ) as packer:
         for path in paths:
-            try:
-                folder, name = _folder_of(path, box, root, makes=False)
-                os.fchdir(folder)
-                os.close(folder)
-                packer.add(name, f"./{os.path.relpath(path, base)}", path=path)
-            except FileNotFoundError:
-                continue  # the program removed it
-            except OSError as error:
-                if error.errno == errno.EFBIG or error.errno in MACHINE_ERRNOS:
-                    raise
-                packer.leave_out(path)
+            packer.add(_parts(path, box, root))
 
 
 def changes(payload: dict[str, Any]) -> None:
@@ -128,17 +125,20 @@ def changes(payload: dict[str, Any]) -> None:
     scope = _ChangesScope(payload)
     present, absent = merged_states([f"/{state}" for state in payload["states"]])
     removals = {each for path in absent for each in scope.removals(path)}
-    with _Packer(most_bytes=payload["most_bytes"], link_homes=None) as packer:
+    cursor = Cursor("/")
+    with _Packer(cursor, base=[], most_bytes=payload["most_bytes"]) as packer:
         for path in sorted(removals):
             packer.add_removal(f".{path}")
         for path, here in sorted(present.items()):
-            about = os.lstat(here)
+            *folders, name = here[1:].split("/")
+            about = os.lstat(name, dir_fd=cursor.enter(folders))
             if not scope.holds(path, is_directory=stat.S_ISDIR(about.st_mode)):
                 continue
-            if stat.S_ISLNK(about.st_mode) and not scope.may_link(os.readlink(here), path):
+            folder = cursor.enter(folders)
+            if stat.S_ISLNK(about.st_mode) and not scope.may_link(os.readlink(name, dir_fd=folder), path):
                 packer.leave_out(f".{path}")
             else:
-                packer.add_alone(here, f".{path}", about)
+                packer.add_alone(name, folder, f".{path}", about)
 
 
 def merged_states(states: list[str]) -> tuple[dict[str, str], set[str]]:
@@ -146,49 +146,54 @@ def merged_states(states: list[str]) -> tuple[dict[str, str], set[str]]:
     and every path that is removed, or is no directory and may replace one."""
     latest: dict[str, tuple[int, str]] = {}
     cuts: dict[str, int] = {}
+    cursor = Cursor("/")
     for number, state in enumerate(states):
         for name in sorted(os.listdir(state)):
-            _merge(f"{state}/{name}", "" if name == "root" else f"/{name}", number, latest, cuts)
-    present = {
-        path: here
-        for path, (number, here) in latest.items()
-        if all(cuts.get(above, number) <= number for above in _paths_above(path))
-    }
+            top = f"{state}/{name}"[1:].split("/")
+            _merge(cursor, top, "" if name == "root" else f"/{name}", number, latest, cuts)
+    present: dict[str, str] = {}
+    cuts_above: dict[str, int] = {}
+    for path in sorted({*latest, *cuts}):  # what lies above a path comes before it
+        above = path.rpartition("/")[0]
+        cuts_above[path] = max(cuts_above.get(above, -1), cuts.get(above, -1))
+        if path in latest and cuts_above[path] <= latest[path][0]:
+            present[path] = latest[path][1]
     return present, {*cuts}
 
 
 def _merge(
-    top: str, place: str, number: int, latest: dict[str, tuple[int, str]], cuts: dict[str, int]
+    cursor: Cursor,
+    top: list[str],
+    place: str,
+    number: int,
+    latest: dict[str, tuple[int, str]],
+    cuts: dict[str, int],
 ) -> None:
     """Lay what is below `top`, the upper directory of an overlay on `place` in state `number`, over `latest`;
     `cuts` has the last state in which nothing is left of what earlier ones have below a path."""
-    stack = [(f"{top}/{name}", f"{place}/{name}") for name in os.listdir(top)]
-    while stack:
-        here, path = stack.pop()
-        about = os.lstat(here)
+    for parts, about in walk(cursor, top, refuse=_skip_unreadable):
+        if len(parts) == len(top):
+            continue
+        path = "/".join([place, *parts[len(top) :]])
         is_directory = stat.S_ISDIR(about.st_mode)
-        if not is_directory or _is_opaque(here):
+        if not is_directory or _is_opaque(cursor, parts):
             cuts[path] = number
         if stat.S_ISCHR(about.st_mode):
             latest.pop(path, None)
             continue
-        latest[path] = (number, here)
-        if is_directory:
-            try:
-                stack += [(f"{here}/{name}", f"{path}/{name}") for name in os.listdir(here)]
-            except PermissionError:
-                continue  # its program made it unreadable
+        latest[path] = (number, "/" + "/".join(parts))
 
 
-def _paths_above(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:place]) for place in range(2, len(parts))]
+def _skip_unreadable(parts: list[str], error: OSError) -> None:
+    """A folder that its program made unreadable is there without what is in it."""
+    if not isinstance(error, PermissionError):
+        raise error
 
 
-def _is_opaque(path: str) -> bool:
+def _is_opaque(cursor: Cursor, parts: list[str]) -> bool:
     """Whether a directory of an overlay hides what is below it."""
     try:
-        return os.getxattr(path, "user.overlay.opaque", follow_symlinks=False) == b"y"
+        return os.getxattr(cursor.enter(parts), "user.overlay.opaque") == b"y"
     except OSError as error:
         if error.errno in MACHINE_ERRNOS:
             raise
@@ -226,10 +231,18 @@ class _Packer:
     """A tar on stdout; what is no plain file, directory or link is told on the result channel."""
 
     def __init__(
-        self, *, most_bytes: int | None, link_homes: list[str] | None, left_out: list[str] | None = None
+        self,
+        cursor: Cursor,
+        *,
+        base: list[str],
+        most_bytes: int | None,
+        link_homes: list[str] | None = None,
+        left_out: list[str] | None = None,
     ) -> None:
+        """Names are relative to `base`. Without `most_bytes` files with holes are packed with their zeros."""
         import tarfile
 
+        self._cursor, self._base = cursor, base
         self._room = most_bytes
         self._link_homes = link_homes
         self._paths_left_out = set(left_out or ())
@@ -251,43 +264,49 @@ class _Packer:
         if len(self._names) < MOST_NAMED:
             self._names.append(name[:100])
 
-    def add(self, name: str, place: str, path: str = "") -> None:
-        """`name`, as it is found from here, and all below it; `path` is where it lies from the root on."""
-        stack = [(name, place, path)]
-        while stack:
-            here, place, path = stack.pop()
-            if path and path in self._paths_left_out:
-                continue
+    def add(self, top: list[str]) -> None:
+        """`top`, as it is found from the root on, and all below it; nothing where its program removed it."""
+        for parts, about in walk(self._cursor, top, refuse=self._refuse, skips=self._is_left_out):
+            *folders, name = parts or ["."]
             try:
-                about = os.lstat(here)
-                if stat.S_ISDIR(about.st_mode):
-                    below = sorted(os.listdir(here), reverse=True)
-                    stack.extend(
-                        (f"{here}/{each}", f"{place}/{each}", path and f"{path}/{each}") for each in below
-                    )
+                folder = self._cursor.enter(folders)
                 if (
                     stat.S_ISLNK(about.st_mode)
                     and self._link_homes is not None
-                    and not may_lead(os.readlink(here), path, self._link_homes)
+                    and not may_lead(os.readlink(name, dir_fd=folder), self._path(parts), self._link_homes)
                 ):
-                    self.leave_out(place)
+                    self.leave_out(self._place(parts))
                 else:
-                    self.add_alone(here, place, about)
+                    self.add_alone(name, folder, self._place(parts), about)
             except OSError as error:
-                if error.errno in (errno.EPIPE, errno.EFBIG) or error.errno in MACHINE_ERRNOS:
-                    raise
-                self.leave_out(place)  # its program made it unreadable
+                self._refuse(parts, error)
 
-    def add_alone(self, here: str, place: str, about: os.stat_result) -> None:
+    def _path(self, parts: list[str]) -> str:
+        return "/".join([self._cursor.root.rstrip("/"), *parts])
+
+    def _place(self, parts: list[str]) -> str:
+        return "/".join([".", *parts[len(self._base) :]])
+
+    def _is_left_out(self, parts: list[str]) -> bool:
+        return bool(self._paths_left_out) and self._path(parts) in self._paths_left_out
+
+    def _refuse(self, parts: list[str], error: OSError) -> None:
+        if error.errno in (errno.EPIPE, errno.EFBIG) or error.errno in MACHINE_ERRNOS:
+            raise error
+        if not isinstance(error, FileNotFoundError):
+            self.leave_out(self._place(parts))  # its program made it unreadable
+
+    def add_alone(self, name: str, folder: int, place: str, about: os.stat_result) -> None:
         """One file, directory or link, and nothing below it."""
         try:
             if stat.S_ISREG(about.st_mode):
-                with open(here, "rb") as file:
-                    self._entry(place, about, b"0", file)
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+                with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
+                    self._add_file(place, about, file)
             elif stat.S_ISDIR(about.st_mode):
                 self._entry(place, about, b"5")
             elif stat.S_ISLNK(about.st_mode):
-                self._entry(place, about, b"2", linkname=os.readlink(here))
+                self._entry(place, about, b"2", linkname=os.readlink(name, dir_fd=folder))
             else:
                 self.leave_out(place)
         except PermissionError:
@@ -300,12 +319,32 @@ class _Packer:
         entry.type = tarfile.CHRTYPE
         self._tar.addfile(entry)
 
+    def _add_file(self, place: str, about: os.stat_result, file: BinaryIO) -> None:
+        segments = [(0, about.st_size)]
+        if self._room is not None and about.st_blocks * 512 < about.st_size:
+            segments = segments_of(file.fileno(), about.st_size)
+        if segments == [(0, about.st_size)]:
+            self._entry(place, about, b"0", file, about.st_size)
+            return
+        # Version 0.1 of the sparse files of GNU tar, which `tarfile` reads.
+        numbers = ",".join(f"{start},{length}" for start, length in segments)
+        headers = {"GNU.sparse.map": numbers, "GNU.sparse.size": str(about.st_size)}
+        num_bytes = sum(length for _, length in segments)
+        self._entry(place, about, b"0", _Segments(file, segments), num_bytes, headers=headers)
+
     def _entry(
-        self, place: str, about: os.stat_result, kind: bytes, file: BinaryIO | None = None, linkname: str = ""
+        self,
+        place: str,
+        about: os.stat_result,
+        kind: bytes,
+        file: BinaryIO | _Segments | None = None,
+        size: int = 0,
+        *,
+        linkname: str = "",
+        headers: dict[str, str] | None = None,
     ) -> None:
         import tarfile
 
-        size = about.st_size if file is not None else 0
         if self._room is not None:
             self._room -= size + NAMELESS
             if self._room < 0:
@@ -313,7 +352,118 @@ class _Packer:
         entry = tarfile.TarInfo(place)
         entry.mode = stat.S_IMODE(about.st_mode)
         entry.size, entry.type, entry.linkname = size, kind, linkname
-        self._tar.addfile(entry, file)
+        entry.pax_headers = headers or {}
+        self._tar.addfile(entry, file)  # type: ignore[arg-type]  of a file it is read from alone
+
+
+def segments_of(file: int, size: int) -> list[tuple[int, int]]:
+    """Start and length of what a file holds between its holes; of one that is a single hole, an empty one at
+    its end."""
+    segments: list[tuple[int, int]] = []
+    end = 0
+    while end < size and len(segments) < MOST_SEGMENTS:
+        try:
+            start = os.lseek(file, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            break  # no data from here on
+        end = os.lseek(file, start, os.SEEK_HOLE)
+        segments.append((start, end - start))
+    if len(segments) == MOST_SEGMENTS:
+        segments[-1] = (segments[-1][0], size - segments[-1][0])
+    os.lseek(file, 0, os.SEEK_SET)
+    return segments or [(size, 0)]
+
+
+class _Segments:
+    """What a file holds between its holes, to be read from start to end."""
+
+    def __init__(self, file: BinaryIO, segments: list[tuple[int, int]]) -> None:
+        self._file, self._rest = file, list(reversed(segments))
+
+    def read(self, size: int) -> bytes:
+        blocks: list[bytes] = []
+        while size and self._rest:
+            start, length = self._rest.pop()
+            self._file.seek(start)
+            block = self._file.read(min(size, length))
+            blocks.append(block)
+            size -= len(block)
+            if block and len(block) < length:
+                self._rest.append((start + len(block), length - len(block)))
+        return b"".join(blocks)
+
+
+class Cursor:
+    """An open folder that moves: down through no link, up by `..`.
+
+    A path may have more folders than the system takes in one call or a process may hold open. Nothing else
+    may move folders meanwhile.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        self._parts: list[str] = []
+
+    def enter(self, parts: list[str], *, makes: bool = False) -> int:
+        """The folder at `parts` below the root, open until the next call. Raises OSError: ELOOP or ENOTDIR
+        for a link on the way."""
+        same = min(len(self._parts), len(parts))
+        if self._parts[:same] != parts[:same]:
+            same = next(place for place in range(same) if self._parts[place] != parts[place])
+        while len(self._parts) > same:
+            self._step("..")
+            self._parts.pop()
+        for part in parts[same:]:
+            if makes:
+                _make_directory(part, self._folder, 0o755)
+            self._step(part)
+            self._parts.append(part)
+        return self._folder
+
+    def _step(self, part: str) -> None:
+        below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._folder)
+        os.close(self._folder)
+        self._folder = below
+
+    def close(self) -> None:
+        os.close(self._folder)
+
+
+def walk(
+    cursor: Cursor,
+    top: list[str],
+    *,
+    refuse: Callable[[list[str], OSError], None],
+    skips: Callable[[list[str]], bool] = lambda parts: False,
+) -> Iterator[tuple[list[str], os.stat_result]]:
+    """The parts of the path of `top`, and of all below it that is not skipped, each with its status; folders
+    before what is in them. `refuse` is told what cannot be looked at, and may raise."""
+    here, levels = top[:-1], [top[-1:] or ["."]]
+    while levels:
+        if not levels[-1]:
+            levels.pop()
+            here = here[:-1]
+            continue
+        name = levels[-1].pop()
+        parts = top if len(levels) == 1 else [*here, name]
+        if skips(parts):
+            continue
+        try:
+            about = os.lstat(name, dir_fd=cursor.enter(here))
+        except OSError as error:
+            refuse(parts, error)
+            continue
+        yield parts, about
+        if stat.S_ISDIR(about.st_mode):
+            try:
+                levels.append(sorted(os.listdir(cursor.enter(parts)), reverse=True))
+            except OSError as error:
+                refuse(parts, error)
+            else:
+                here = parts
 
 
 def may_lead(target: str, path: str, homes: list[str]) -> bool:
@@ -339,69 +489,63 @@ def unpack(
     but for what is `exempt`."""
     import tarfile
 
-    links: list[tuple[str, str]] = []
-    modes: list[tuple[str, int]] = []
-    _make_tops(path, box, root)
-    with tarfile.open(fileobj=stream, mode="r:") as tar:
-        for entry in tar:
-            inside = os.path.normpath(entry.name)
-            if inside.startswith(("..", "/")):
-                raise OSError(errno.EINVAL, f"`{entry.name}` leads out of the archive")
-            target = path if inside == "." else f"{path.rstrip('/')}/{inside}"
-            if entry.issym():
-                links.append((entry.linkname, target))
-            elif entry.ischr():
-                _remove(target, box, root, exempt)
-            elif entry.isdir() and inside != ".":
-                _in_folder(target, box, root, lambda name, folder: _make_directory(name, folder, 0o755))
-                modes.append((target, entry.mode & 0o777))
-            elif entry.isreg():
-                _in_folder(
-                    target, box, root, lambda name, folder, entry=entry: _put(tar, entry, name, folder)
-                )
-    for linkname, target in links:
-        _in_folder(target, box, root, lambda name, folder, to=linkname: _link(to, name, folder))
-    # Inner ones first: an outer one without rights would bar the way to them.
-    for target, mode in reversed(modes):
-        if mode != 0o755:
-            _in_folder(target, box, root, lambda name, folder, mode=mode: _set_mode(name, folder, mode))
-
-
-def _make_tops(path: str, box: str, root: str) -> None:
-    folder, name = _folder_of(path, box, root, makes=True)
-    if name != ".":
-        _make_directory(name, folder, 0o755)
-    os.close(folder)
-
-
-def _in_folder(path: str, box: str, root: str, act: Any) -> None:
-    folder, name = _folder_of(path, box, root, makes=True)
+    links: list[tuple[str, list[str]]] = []
+    modes: list[tuple[list[str], int]] = []
+    top, cursor = _parts(path, box, root), Cursor(root)
+    spared = [_parts(each, box, root) for each in exempt]
     try:
-        act(name, folder)
+        cursor.enter(top, makes=True)
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            for entry in tar:
+                inside = os.path.normpath(entry.name)
+                if inside.startswith(("..", "/")):
+                    raise OSError(errno.EINVAL, f"`{entry.name}` leads out of the archive")
+                parts = top if inside == "." else [*top, *inside.split("/")]
+                if entry.issym():
+                    links.append((entry.linkname, parts))
+                elif entry.ischr():
+                    _remove(cursor, parts, spared)
+                elif entry.isdir() and inside != ".":
+                    _make_directory(parts[-1], cursor.enter(parts[:-1], makes=True), 0o755)
+                    modes.append((parts, entry.mode & 0o777))
+                elif entry.isreg():
+                    _put(tar, entry, inside, parts, cursor)
+        for target, parts in links:
+            folder = cursor.enter(parts[:-1], makes=True)
+            _make_room(parts[-1], folder)
+            os.symlink(target, parts[-1], dir_fd=folder)
+        # Inner ones first: an outer one without rights would bar the way to them.
+        for parts, mode in reversed(modes):
+            if mode != 0o755:
+                _set_mode(parts[-1], cursor.enter(parts[:-1]), mode)
     finally:
-        os.close(folder)
+        cursor.close()
 
 
-def _put(tar: tarfile.TarFile, entry: tarfile.TarInfo, name: str, folder: int) -> None:
-    if name == ".":
+def _put(tar: tarfile.TarFile, entry: tarfile.TarInfo, inside: str, parts: list[str], cursor: Cursor) -> None:
+    if inside == ".":
         raise OSError(errno.EISDIR, "a file cannot replace the directory that it is unpacked into")
-    _make_room(name, folder)
+    folder = cursor.enter(parts[:-1], makes=True)
+    _make_room(parts[-1], folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    file = os.open(name, flags, entry.mode & 0o777, dir_fd=folder)
+    file = os.open(parts[-1], flags, entry.mode & 0o777, dir_fd=folder)
     try:
         content = tar.extractfile(entry)
-        while content is not None:
-            block = content.read(CHUNK)
-            if not block:
-                break
-            write_all(file, block)
+        assert content is not None, "it is a plain file"
+        segments: Any = entry.sparse or [(0, entry.size)]
+        for start, length in segments:
+            content.seek(start)
+            os.lseek(file, start, os.SEEK_SET)
+            while length:
+                block = content.read(min(CHUNK, length))
+                if not block:
+                    raise OSError(errno.EINVAL, f"`{entry.name}` ends before its end")
+                write_all(file, block)
+                length -= len(block)
+        if entry.sparse:
+            os.ftruncate(file, entry.size)
     finally:
         os.close(file)
-
-
-def _link(target: str, name: str, folder: int) -> None:
-    _make_room(name, folder)
-    os.symlink(target, name, dir_fd=folder)
 
 
 def _make_room(name: str, folder: int) -> None:
@@ -409,67 +553,54 @@ def _make_room(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def _remove(path: str, box: str, root: str, exempt: tuple[str, ...] | list[str]) -> None:
-    """Remove `path` with all below it but what is exempt; it may be absent."""
+def _remove(cursor: Cursor, top: list[str], spared: list[list[str]]) -> None:
+    """Remove `top` with all below it but what is spared; it may be absent."""
+    kept: list[list[str]] = []
+
+    def is_spared(parts: list[str]) -> bool:
+        if parts in spared:
+            kept.append(parts)
+        return parts in spared
+
     with contextlib.suppress(FileNotFoundError):
-        folder, name = _folder_of(path, box, root, makes=False)
-        try:
-            _remove_below(name, folder, path, exempt)
-        finally:
-            os.close(folder)
-
-
-def _remove_below(name: str, folder: int, path: str, exempt: tuple[str, ...] | list[str]) -> bool:
-    """Whether all of it is gone."""
-    if path in exempt:
-        return False
-    if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
-        os.unlink(name, dir_fd=folder)
-        return True
-    here = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-    try:
-        whether_gone = [
-            _remove_below(each, here, f"{path.rstrip('/')}/{each}", exempt) for each in os.listdir(here)
-        ]
-    finally:
-        os.close(here)
-    if all(whether_gone):
-        os.rmdir(name, dir_fd=folder)
-    return all(whether_gone)
+        folders: list[list[str]] = []
+        for parts, about in walk(cursor, top, refuse=_fail, skips=is_spared):
+            if stat.S_ISDIR(about.st_mode):
+                folders.append(parts)
+            else:
+                os.unlink(parts[-1], dir_fd=cursor.enter(parts[:-1]))
+        for parts in reversed(folders):
+            if not any(path[: len(parts)] == parts for path in kept):
+                os.rmdir(parts[-1], dir_fd=cursor.enter(parts[:-1]))
 
 
 def _set_mode(name: str, folder: int, mode: int) -> None:
     here = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-    os.fchmod(here, mode)
-    os.close(here)
+    try:
+        os.fchmod(here, mode)
+    finally:
+        os.close(here)
+
+
+def _fail(parts: list[str], error: OSError) -> None:
+    raise error
 
 
 def _is_below(path: str, folders: list[str]) -> bool:
     return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
-def _folder_of(path: str, box: str, root: str, *, makes: bool) -> tuple[int, str]:
-    """An open directory and the last part of `path` in it. No part on the way may be a link.
+def _parts(path: str, box: str, root: str) -> list[str]:
+    """The folders on the way from `root` to `path`, and its last part; none for the root itself.
 
-    Raises OSError: ELOOP or ENOTDIR for a link, EACCES for a path outside `root`.
+    Raises OSError: EINVAL for a path with a NUL, EACCES for one outside `root`.
     """
     if "\0" in path:
         raise OSError(errno.EINVAL, "a path cannot hold a NUL")
     whole = os.path.normpath(os.path.join(box, path))
     if os.path.commonpath([whole, root]) != root:
         raise OSError(errno.EACCES, f"`{path}` is outside {root}")
-    parts = [part for part in os.path.relpath(whole, root).split("/") if part != "."]
-    # One part at a time: O_NOFOLLOW looks at the last part of a path alone.
-    here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    for part in parts[:-1]:
-        above = here
-        try:
-            if makes:
-                _make_directory(part, above, 0o755)
-            here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
-        finally:  # also where the next part is missing: a job may ask for thousands of such paths
-            os.close(above)
-    return here, parts[-1] if parts else "."
+    return [part for part in os.path.relpath(whole, root).split("/") if part != "."]
 
 
 def _make_directory(name: str, folder: int, mode: int) -> None:
