@@ -377,7 +377,7 @@ def segments_of(file: int, size: int) -> list[tuple[int, int]]:
 
 
 class _Segments:
-    """What a file holds between its holes, to be read from start to end."""
+    """Reader of what a file holds between its holes, from start to end."""
 
     def __init__(self, file: BinaryIO, segments: list[tuple[int, int]]) -> None:
         self._file, self._rest = file, list(reversed(segments))
@@ -492,7 +492,7 @@ def unpack(
     links: list[tuple[str, list[str]]] = []
     modes: list[tuple[list[str], int]] = []
     top, cursor = _parts(path, box, root), Cursor(root)
-    spared = [_parts(each, box, root) for each in exempt]
+    exempt_parts = [_parts(each, box, root) for each in exempt]
     try:
         cursor.enter(top, makes=True)
         with tarfile.open(fileobj=stream, mode="r:") as tar:
@@ -504,7 +504,7 @@ def unpack(
                 if entry.issym():
                     links.append((entry.linkname, parts))
                 elif entry.ischr():
-                    _remove(cursor, parts, spared)
+                    _remove(cursor, parts, exempt_parts)
                 elif entry.isdir() and inside != ".":
                     _make_directory(parts[-1], cursor.enter(parts[:-1], makes=True), 0o755)
                     modes.append((parts, entry.mode & 0o777))
@@ -553,24 +553,24 @@ def _make_room(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def _remove(cursor: Cursor, top: list[str], spared: list[list[str]]) -> None:
-    """Remove `top` with all below it but what is spared; it may be absent."""
-    kept: list[list[str]] = []
+def _remove(cursor: Cursor, top: list[str], exempt_parts: list[list[str]]) -> None:
+    """Remove `top` with all below it but what is exempt; it may be absent."""
+    survivors: list[list[str]] = []
 
-    def is_spared(parts: list[str]) -> bool:
-        if parts in spared:
-            kept.append(parts)
-        return parts in spared
+    def is_exempt(parts: list[str]) -> bool:
+        if parts in exempt_parts:
+            survivors.append(parts)
+        return parts in exempt_parts
 
     with contextlib.suppress(FileNotFoundError):
         folders: list[list[str]] = []
-        for parts, about in walk(cursor, top, refuse=_fail, skips=is_spared):
+        for parts, about in walk(cursor, top, refuse=_fail, skips=is_exempt):
             if stat.S_ISDIR(about.st_mode):
                 folders.append(parts)
             else:
                 os.unlink(parts[-1], dir_fd=cursor.enter(parts[:-1]))
         for parts in reversed(folders):
-            if not any(path[: len(parts)] == parts for path in kept):
+            if not any(path[: len(parts)] == parts for path in survivors):
                 os.rmdir(parts[-1], dir_fd=cursor.enter(parts[:-1]))
 
 
