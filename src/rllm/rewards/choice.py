@@ -41,6 +41,14 @@ _LETTER = re.compile(
     r"(?P<close>[)\]}.:*、,，”\"]*)(?:(?P<gap>\s*[-–—:=]?\s*)(?P<rest>\S.*))?\s*\Z",
     re.DOTALL | re.IGNORECASE,
 )
+_LETTER_AND_TEXT = re.compile(
+    r"\W*(?:(?:option|choice|answer)\s+)?(?P<letter>[A-Za-z])\W*(?:[).:\]}=–—-]|\bis\b)\s*(?P<text>\S.*)\Z",
+    re.DOTALL | re.IGNORECASE,
+)
+_TEXT_AND_LETTER = re.compile(
+    r"(?P<text>.*\S)\s*[(:–—,=-]\s*[*([{]*(?:(?:option|choice|answer)\s+)?(?P<letter>[A-Za-z])\W*\Z",
+    re.DOTALL | re.IGNORECASE,
+)
 _QUOTED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boxed)\s*\{([^{}]*)\}")
 _SEVERAL = re.compile(
     r"\s*(?:,|/|&|and|or|und|oder|et|ou|y|o|или|и|或|和)?\s*\(?[A-Za-z]\)?(?![A-Za-z'’])|\s*(?:and|or|&|/|,)\s*\Z",
@@ -83,6 +91,8 @@ class ChoiceGrader:
         statement = stated_answer(answer, form, thinks_first=self.thinks_first)
         if isinstance(statement, NoAnswer):
             return unread(statement)
+        if statement.mark is Mark.WHOLE and _is_list_of_choices(statement.texts[0]):
+            return unread(NoAnswer.UNDECIDED)
         if statement.mark is Mark.WHOLE and "\n" not in statement.texts[0]:
             statement = replace(statement, texts=(*statement.texts, *ways_to_read(statement.texts[0])))
         places = [_place_of(texts, choices) for texts in (statement.texts, *statement.restatements)]
@@ -127,12 +137,18 @@ def _in_prose(statement: Stated, choices: Sequence[str]) -> tuple[Stated, list[i
 
 
 _DENIES = re.compile(
-    r"\b(?:wrong|incorrect|false|tempting|except|anything but|rule[sd]? out|eliminat\w+|opposite|none"
-    r"|trap)\b",
+    r"\b(?:wrong|incorrect|false|tempting|except|(?:all|any|anything|everything) but|other than|apart from"
+    r"|rule[sd]? out|eliminat\w+|opposite|none|trap)\b",
     re.IGNORECASE,
 )
 _LISTED = re.compile(r"^\W*[A-Z][).:]\s", re.MULTILINE)
 _LEAVES_NO_BLANKS = re.compile("[\u3040-\u30ff\u4e00-\u9fff\u0e00-\u0e7f]")
+
+
+def _is_list_of_choices(text: str) -> bool:
+    """Whether each of several lines is a choice, so that none of them is taken."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return len(lines) > 1 and all(map(_LISTED.match, lines))
 
 
 def _names(sentence: str, choice: str) -> bool:
@@ -144,14 +160,28 @@ def _names(sentence: str, choice: str) -> bool:
 
 def _place_of(texts: Sequence[str], choices: Sequence[str]) -> int | None:
     """Which choice the first of these ways names; None for none, or where letter and text disagree."""
-    for text in texts:
-        plain = _QUOTED.sub(r"\1", _QUOTED.sub(r"\1", text[: 2 * MAX_ANSWER_CHARS])).strip(" $*\n")
+    plain_texts = [
+        _QUOTED.sub(r"\1", _QUOTED.sub(r"\1", text[: 2 * MAX_ANSWER_CHARS])).strip(" $*\n") for text in texts
+    ]
+    if any(_disagrees(plain, choices) for plain in plain_texts):
+        return None
+    for plain in plain_texts:
         place = _place_of_text(plain, choices)
         if place is None:
             place = _place_of_letter(plain, choices)
         if place is not None:
             return place
     return None
+
+
+def _disagrees(text: str, choices: Sequence[str]) -> bool:
+    """Whether a letter stands beside the text of another choice: "A: Paris", "Paris (A)"."""
+    for pattern in (_LETTER_AND_TEXT, _TEXT_AND_LETTER):
+        match = pattern.match(text)
+        place = _place_of_text(match["text"], choices) if match else None
+        if match and place is not None and place != ord(match["letter"].upper()) - ord("A"):
+            return True
+    return False
 
 
 def _place_of_letter(text: str, choices: Sequence[str]) -> int | None:

@@ -14,7 +14,7 @@ _OPENING = re.compile(
     r"[ \t]*(?P<language>[^\s`]*)[^`]*\Z"
 )
 _BEHIND_WORDS = re.compile(r"(?P<indent>)[^`]*[\s:](?P<fence>`{3,})(?P<language>[A-Za-z][^\s`]*)[ \t]*\Z")
-_CLOSING = re.compile(r"[ \t]*(`{3,}|~{3,})(?:[ \t].*)?\Z")
+_CLOSING = re.compile(r"[ \t]*(`{3,}|~{3,})[.,;:!?)]*(?:[ \t].*)?\Z")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -13,7 +13,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -21,8 +21,19 @@ from rllm.errors import ConfigError, MissingExtraError, RewardError
 from rllm.rewards.extraction import Mark, NoAnswer, Reading, marked_answer
 from rllm.rewards.grade import Grade, gold_texts, require_answer, right, wrong
 from rllm.rewards.math_comparison import ask_nobody, same
-from rllm.rewards.math_reading import Equation, Scalar, Several, UnreadableError, Value, Words, read
+from rllm.rewards.math_reading import (
+    EMPTY_SET,
+    Equation,
+    Scalar,
+    Several,
+    SolutionFamily,
+    UnreadableError,
+    Value,
+    Words,
+    read,
+)
 from rllm.rewards.math_units import is_another_than_asked
+from rllm.rewards.number_words import number_in_words, numbers_in_words, plain_digits
 from rllm.rewards.phrases import ANSWER_IS, CONCLUSION
 from rllm.rewards.readings import UNIT_BEHIND, AnswerForm, as_read, require_reading, stated_answer, unread
 from rllm.rewards.workers import WorkerReply, WorkerStatus, shared_pool
@@ -33,14 +44,24 @@ STARVED_CPU_S = 0.5
 _KEPT_GOLDS = 4096
 _FORMULA_LIKE = re.compile(r"[0-9\\∞π√∅½]|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])")
 _NUMBER = re.compile(
-    r"(?<![0-9A-Za-z.,])[-−]?(?:\\?[$€£])?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?(?:\s?\\?%)?"
+    r"(?<![0-9A-Za-z.,])[-−]?(?:\\?[$€£])?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?(?:\s?:\s?[0-9]+)*(?:\s?[ap]\.?m\b\.?)?(?:\s?\\?%)?(?:π|√[0-9]+)*"
+    r"|[-−]?(?:π|√[0-9]+)(?![A-Za-z])"
 )
 _CONCLUDES = re.compile(
-    r"(?:=|は|が|为|是|共|得|(?<![a-z])(?:is|are|was|were|equals?|totals?|makes?|costs?|pays?|earns?|gets?|gives?|needs?|has|have|left|of))\s*$",
+    r"(?:=|は|が|为|是|共|得|(?<![a-z])(?:is|are|was|were|equals?|totals?|makes?|costs?|pays?|earns?|gets?|gives?|needs?|takes?|has|have|left|of))\s*$",
     re.IGNORECASE,
 )
 _MAX_WORDS = 6
 """The number of words of a stated answer to a question whose right answer is words."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _AnswerKind:
+    """The kind of answer that the row asks for."""
+
+    words: bool
+    percent: bool
+    """Whether 25 and 25 % are the same."""
 
 
 class MathGrader:
@@ -83,15 +104,20 @@ class MathGrader:
         golds = [
             (each, self._gold(each)) for text in gold_texts(task, self.name) for each in _ways_of_gold(text)
         ]
-        wants_words = any(_has_words(gold) for _, gold in golds)
+        wants_percent = self.percent == "either" or _asks_for_percent(task.get("question"))
+        wants_words = any(_has_words(gold) or gold == EMPTY_SET for _, gold in golds)
+        kind = _AnswerKind(words=wants_words, percent=wants_percent)
 
         def is_answer(text: str) -> bool:
-            return bool(_FORMULA_LIKE.search(text)) or (wants_words and len(text.split()) <= _MAX_WORDS)
+            is_value = _FORMULA_LIKE.search(text) or number_in_words(text)
+            return bool(is_value) or (wants_words and len(text.split()) <= _MAX_WORDS)
 
         form = AnswerForm(
             is_answer=is_answer, is_list=True, words_follow=True, phrases=(ANSWER_IS, CONCLUSION)
         )
-        answer = _SIGN_IN_WORDS.sub("-", answer)
+        answer = _SIGN_IN_WORDS.sub("-", _RUPEES.sub("₹", plain_digits(answer)))
+        if any(isinstance(gold, Several) and gold.brackets == ":" for _, gold in golds):
+            answer = _RATIO_IN_WORDS.sub(":", answer)
         final = stated_answer(answer, form, thinks_first=self.thinks_first)
         if isinstance(final, NoAnswer):
             return unread(final)
@@ -103,18 +129,18 @@ class MathGrader:
         texts = tuple(each for each in final.texts if wants_words or not is_prose or not _VERB.search(each))
         if not texts:
             return as_read(wrong("different", final.texts[0]), final.reading, self.reading)
-        grade = self._of_ways(texts, golds, wants_words)
+        grade = self._of_ways(texts, golds, kind)
         if grade.is_correct and _in_another_unit(grade.extracted or "", golds, task.get("question")):
             grade = wrong("another_unit", grade.extracted)
         reading = final.reading
         if not grade.is_correct and (digits := _without_asked_base(golds, task.get("question"))):
-            in_base = self._of_ways(final.texts, digits, wants_words)
+            in_base = self._of_ways(final.texts, digits, kind)
             if in_base.is_correct:
                 grade, golds, reading = in_base, [*golds, *digits], Reading.LENIENT
         # All that is restated has to be right too, and the first that is not is the grade.
         for texts in final.restatements:
             if grade.is_correct:
-                grade = self._of_ways(texts, golds, wants_words)
+                grade = self._of_ways(texts, golds, kind)
         return as_read(grade, reading, self.reading)
 
     def close(self) -> None:
@@ -130,22 +156,22 @@ class MathGrader:
             if any(_has_formula(read(gold)) for gold in golds):
                 self.pool.warm()
 
-    def _judge(self, text: str, value: Value, golds: list[tuple[str, Value]]) -> Grade:
-        readings = [(text, value)]
-        if self.percent == "either" and "%" in text:
-            bare = text.replace(r"\%", "").replace("%", "")
-            readings.append((bare, read(bare)))
+    def _judge(self, text: str, value: Value, golds: list[tuple[str, Value]], kind: _AnswerKind) -> Grade:
+        pairs = [(text, value, gold) for gold in golds]
+        if kind.percent:
+            bare = _without_percent(text)
+            bare_golds = [_without_percent(gold) for gold, _ in golds]
+            pairs += [(bare, read(bare), (gold, self._gold(gold))) for gold in bare_golds]
         # Asked of a worker only when no right answer is met without one.
-        open_golds: list[tuple[str, str]] = []
-        for way, reading in readings:
-            for gold_text, gold in golds:
-                verdict = same(gold, reading, ask_nobody, tolerance=self.tolerance)
-                if verdict is True:
-                    return right("equal", text)
-                if verdict is None:
-                    open_golds.append((gold_text, way))
+        open_pairs: list[tuple[str, str]] = []
+        for way, reading, (gold_text, gold) in pairs:
+            verdict = same(gold, reading, ask_nobody, tolerance=self.tolerance)
+            if verdict is True:
+                return right("equal", text)
+            if verdict is None:
+                open_pairs.append((gold_text, way))
         reason = "different"
-        for gold_text, way in open_golds:
+        for gold_text, way in open_pairs:
             reason = self._worker_reason(gold_text, way)
             if reason == "equal":
                 return right(reason, text)
@@ -205,7 +231,7 @@ class MathGrader:
         except UnreadableError:
             return False
 
-    def _of_ways(self, texts: Sequence[str], golds: list[tuple[str, Value]], wants_words: bool) -> Grade:
+    def _of_ways(self, texts: Sequence[str], golds: list[tuple[str, Value]], kind: _AnswerKind) -> Grade:
         """Grade of the first way to read a statement that gives a value; words count where they are right."""
         why = ""
         for text in texts:
@@ -215,8 +241,8 @@ class MathGrader:
                 why = why or str(error)
                 continue
             if not _has_words(value):
-                return self._judge(text, value, golds)
-            if wants_words and (grade := self._judge(text, value, golds)).is_correct:
+                return self._judge(text, value, golds, kind)
+            if kind.words and (grade := self._judge(text, value, golds, kind)).is_correct:
                 return grade
         return wrong("unreadable", texts[0], why=why) if why else wrong("different", texts[0])
 
@@ -243,7 +269,16 @@ def _without_asked_base(golds: list[tuple[str, Value]], question: Any) -> list[t
 def _numbers_last(texts: tuple[str, ...]) -> tuple[str, ...]:
     """With the number of a sentence that has one alone, or the one that it concludes with."""
     for sentence in (texts[-1], _ASIDES.sub(" ", texts[-1])):
+        tuples = [*_TUPLE.finditer(sentence)]
+        if len(tuples) == 1 and not _NUMBER.search(_TUPLE.sub(" ", sentence)):
+            return (*texts, tuples[0].group())
         numbers = [*_NUMBER.finditer(sentence)]
+        if not numbers:
+            word_numbers = [
+                digits for begin, digits in numbers_in_words(sentence) if _counts(sentence, begin, digits)
+            ]
+            if len(word_numbers) == 1:
+                return (*texts, word_numbers[0])
         if len(numbers) > 1:
             numbers = [each for each in numbers if _CONCLUDES.search(sentence[: each.start()])][-1:]
         if len(numbers) == 1:
@@ -251,8 +286,14 @@ def _numbers_last(texts: tuple[str, ...]) -> tuple[str, ...]:
             if _IS_PART.match(texts[-1], texts[-1].rfind(number) + len(number)):
                 return texts
             unit = UNIT_BEHIND.match(sentence[numbers[0].end() :])
-            return (*texts, f"{number} {unit[1]}" if unit else number)
+            is_unit = unit is not None and unit[1] not in ("more", "less", "fewer")
+            return (*texts, f"{number} {unit[1]}" if unit and is_unit else number)
     return texts
+
+
+def _counts(sentence: str, begin: int, digits: str) -> bool:
+    """Whether a sentence says a number in words; a small one stands in many, such as "the two sides"."""
+    return len(digits) > 2 or _CONCLUDES.search(sentence[:begin]) is not None
 
 
 _IN_BASE = re.compile(r"(-?[0-9A-Fa-f]+)_([0-9]+)")
@@ -263,6 +304,12 @@ _SIGN_IN_WORDS = re.compile(
     re.IGNORECASE,
 )
 """A sign that is written out; behind a number it would be a subtraction."""
+_TUPLE = re.compile(r"\([^(),]*[0-9][^(),]*(?:,[^(),]*[0-9][^(),]*)+\)")
+_RUPEES = re.compile(r"(?<![A-Za-z])Rs\.?\s*(?=[0-9])")
+_RATIO_IN_WORDS = re.compile(r"(?<=[0-9])\s+to\s+(?=[0-9])")
+_PERCENT_QUESTION = re.compile(
+    r"\b(?:what|which|how many)\s+(?:\w+\s+)?percent|\b(?:in|as a|the) percent", re.IGNORECASE
+)
 _IS_PART = re.compile(
     r"[A-Za-z]{0,2}\s*(?:[-+−*/×÷^]\s*[$\\(]{0,3}[0-9a-z]|(?:plus|minus|times)\b|(?:to\b|[,:])\s*[0-9])",
     re.IGNORECASE,
@@ -305,6 +352,14 @@ def _unreadable_gold(text: str, why: str) -> RewardError:
     )
 
 
+def _asks_for_percent(question: Any) -> bool:
+    return isinstance(question, str) and _PERCENT_QUESTION.search(question) is not None
+
+
+def _without_percent(text: str) -> str:
+    return re.sub(r"\s*(?:\\?%|\\text\{\s*percent\s*\}|percent\b)", "", text)
+
+
 def _has_words(value: Value) -> bool:
     return isinstance(value, Words) or (isinstance(value, Several) and any(map(_has_words, value.items)))
 
@@ -314,7 +369,7 @@ def _has_formula(value: Value) -> bool:
         return value.value is None and r"\infty" not in value.text
     if isinstance(value, Several):
         return any(map(_has_formula, value.items))
-    return isinstance(value, Equation)
+    return isinstance(value, Equation | SolutionFamily)
 
 
 def _verdict(is_same: Any) -> str:

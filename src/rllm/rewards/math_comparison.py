@@ -12,14 +12,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 
-from rllm.rewards.math_reading import WITHOUT, Equation, Scalar, Several, Value, Words
+from rllm.rewards.math_reading import (
+    WITHOUT,
+    Equation,
+    Scalar,
+    Several,
+    SolutionFamily,
+    Value,
+    Words,
+    product_of,
+)
 from rllm.rewards.math_units import is_known, unit_named
 
+_MINUTES = re.compile(r"[0-5][0-9]\Z")
+"""The second number of what may be a time of day, and is then no ratio."""
 _WRITTEN_TOGETHER = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)([A-Za-z]{1,3})\Z")
-Ask = Callable[[Scalar | Equation, Scalar | Equation], bool | None]
+Comparable = Scalar | Equation | SolutionFamily
+Ask = Callable[[Comparable, Comparable], bool | None]
 
 
-def ask_nobody(gold: Scalar | Equation, answer: Scalar | Equation) -> bool | None:
+def ask_nobody(gold: Comparable, answer: Comparable) -> bool | None:
     return None
 
 
@@ -41,10 +53,12 @@ def same(gold: Value, answer: Value, ask: Ask, *, tolerance: float = 0.0) -> boo
         return False if is_empty else _all(compare(gold, side) for side in answer.items)
     if isinstance(gold, Words) or isinstance(answer, Words):
         return isinstance(gold, Words) and isinstance(answer, Words) and gold.text == answer.text
+    if isinstance(gold, SolutionFamily) or isinstance(answer, SolutionFamily):
+        return isinstance(gold, SolutionFamily) and isinstance(answer, SolutionFamily) and ask(gold, answer)
     if isinstance(gold, Several) and isinstance(answer, Several):
         return _several_same(gold, answer, compare)
     if isinstance(gold, Several) or isinstance(answer, Several):
-        return _one_of_one(gold, answer, compare)
+        return _quotient_same(gold, answer, compare) or _one_of_one(gold, answer, compare)
     if isinstance(gold, Equation) or _names_differ(gold, answer):
         one, other = _equation(gold), _equation(answer)
         return one is not None and other is not None and ask(one, other)
@@ -100,6 +114,8 @@ def numbers_same(gold: Fraction, answer: Fraction, tolerance: float) -> bool:
 
 def _units_agree(gold: str, answer: str) -> bool:
     """Left out, or the same, or two nouns. A noun for a unit, "12 apples" for "12 cm", is another answer."""
+    if {gold, answer} == {"pound", "pound sterling"}:
+        return True  # money, where one side says so
     return gold == answer or not answer or not gold or not (is_known(gold) or is_known(answer))
 
 
@@ -108,6 +124,8 @@ def _several_same(
 ) -> bool | None:
     gold, answer = _as_tuple(gold, answer), _as_tuple(answer, gold)
     kinds = {gold.brackets, answer.brackets}
+    if kinds == {":"}:
+        return _proportional(gold, answer, compare)
     if kinds in ({"{}"}, {"{}", ""}):
         pairs = [[compare(one, other) for other in answer.items] for one in gold.items]
         columns = zip(*pairs, strict=True) if pairs else ([] for _ in answer.items)
@@ -131,6 +149,42 @@ def _as_tuple(value: Several, other: Several) -> Several:
     if other.brackets == "M" or (len(rows) > 1 and any(len(row) != 1 for row in rows)):
         return value
     return Several(brackets="()", items=tuple(item for row in rows for item in row))
+
+
+def _proportional(
+    gold: Several, answer: Several, compare: Callable[[Value, Value], bool | None]
+) -> bool | None:
+    golds, answers = _scalars(gold), _scalars(answer)
+    if _is_time_of_day(golds):
+        return len(answers) == 2 and _all(map(compare, golds, answers))
+    if len(golds) != len(answers) or all(item.value == 0 for item in answers):
+        return False
+    return _all(
+        compare(product_of(one, answers[0]), product_of(golds[0], other))
+        for one, other in zip(golds, answers, strict=True)
+    )
+
+
+def _is_time_of_day(ratio: list[Scalar]) -> bool:
+    return len(ratio) == 2 and (bool(ratio[1].unit) or _MINUTES.match(ratio[1].text) is not None)
+
+
+def _quotient_same(gold: Value, answer: Value, compare: Callable[[Value, Value], bool | None]) -> bool | None:
+    """A ratio of two numbers as their quotient, where the right answer is no whole number."""
+    if isinstance(answer, Several) and answer.brackets == ":" and isinstance(gold, Scalar):
+        is_whole = gold.value is not None and gold.value.denominator == 1
+        ratio, number = _scalars(answer), None if is_whole else gold
+    elif isinstance(gold, Several) and gold.brackets == ":" and isinstance(answer, Scalar):
+        ratio, number = _scalars(gold), answer
+    else:
+        return False
+    if number is None or number.unit or len(ratio) != 2 or ratio[1].value == 0 or _is_time_of_day(ratio):
+        return False
+    return compare(product_of(number, ratio[1]), ratio[0])
+
+
+def _scalars(several: Several) -> list[Scalar]:
+    return [item for item in several.items if isinstance(item, Scalar)]
 
 
 def _same_in_any_order(

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rllm.rewards.math_arithmetic import MAX_NESTING, NoValue, arithmetic_value
+from rllm.rewards.math_families import family_of
 from rllm.rewards.math_tidy import bracket_end, tidy
 from rllm.rewards.math_units import without_unit
+from rllm.rewards.number_words import number_in_words
 
 MAX_CHARS = 1_000
 MAX_ITEMS = 64
@@ -55,8 +57,8 @@ class Several:
     """Values together."""
 
     brackets: str
-    """`()`, `[)` …; `{}` a set; `` a bare list; `U` a union; `M` a matrix of rows; `=` equal sides;
-    WITHOUT all real numbers but these."""
+    """`()`, `[)` …; `{}` a set; `` a bare list; `U` a union; `M` a matrix of rows; `=` equal sides; `:` a
+    ratio; WITHOUT all real numbers but these."""
     items: "tuple[Value, ...]"
 
 
@@ -68,7 +70,18 @@ class Equation:
     right: Scalar
 
 
-Value = Words | Scalar | Several | Equation
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SolutionFamily:
+    """Numbers that an integer counts, such as all multiples of π."""
+
+    members: tuple[Scalar, ...]
+    """Formulas in `letter`."""
+    letter: str
+    is_declared: bool
+    """Whether it says that the letter stands for every integer."""
+
+
+Value = Words | Scalar | Several | Equation | SolutionFamily
 
 WITHOUT = "R\\"
 EMPTY_SET = Several(brackets="{}", items=())
@@ -76,10 +89,20 @@ _NO_SOLUTION = re.compile(r"(?:thereis|thereare)?no(?:real)?solutions?(?:exists?
 INFINITY, MINUS_INFINITY = Scalar(text=r"\infty"), Scalar(text=r"-\infty")
 _INFINITE = re.compile(r"([+-]?)\s*\\infty\Z")
 _MATRIX = re.compile(r"\\begin\{([pbB]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}\Z")
+_SCALED = re.compile(
+    r"(?P<factor>[^,;=<>]*[^,;=<>\s({])\s*(?:\\cdot|\\times)?\s*(?P<rest>\\begin\{[pbB]?matrix\}.*|\([^()]*,.*\))\Z"
+)
+_NAME_OF_FUNCTION = re.compile(r"(?:[A-Za-z]|\\(?!frac|sqrt|pi)[a-zA-Z]+)\s*\Z|[a-zA-Z](?<!pi)\Z")
+"""The end of what may be a function of several arguments, and no factor."""
+_COLON = re.compile(":")
+_TIME_OF_DAY = re.compile(
+    r"(?P<hour>[0-9]{1,2}):(?P<minute>[0-5][0-9])\s*(?:(?:\\text\{)?\s*(?P<half>[ap]m)\}?)?\Z", re.IGNORECASE
+)
 _LONE_NAME = re.compile(
     r"(?:\\[a-zA-Z]+|[A-Za-z])(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?'?(?:\^\{-1\})?"
     r"\s*(?:\([A-Za-z](?:,[A-Za-z])*\))?\Z"
 )
+_BARRED_NAME = re.compile(r"\|\s*[A-Za-z]\s*\|\Z")
 _NAMES = re.compile(r"\([A-Za-z](?:,\s*[A-Za-z])+\)\Z")
 _RELATION = re.compile(r"\\(?:leq|le|geq|ge|leqslant|geqslant|lt|gt|neq|ne|in)(?![a-zA-Z])|<=|>=|!=|[<>=]")
 _SIGN_OF = {
@@ -103,6 +126,11 @@ _NUMBERS_APART = re.compile(r"(?<![_0-9.])[0-9.]+\s+[0-9.]")
 _MIXED_NUMBER = re.compile(r"[0-9]+ +[0-9]+/[0-9]+")
 _ODD_SIGNS = re.compile(r"'|(?<!log)[0-9)\]]\s*_|\.\.")
 """Primes, indices of numbers, dots that go on: readers of LaTeX leave them out, and change what is said."""
+_LOGIC = re.compile(
+    r"\\(?:to|(?:left|right|leftright)arrow|(?:Left|Right|Leftright)arrow|implies|iff|land|lor|lnot|neg|wedge"
+    r"|vee|forall|exists|oplus)(?![a-zA-Z])"
+)
+"""Statements of logic, which are compared as they are written."""
 _BASE_NUMBER = re.compile(r"-?[0-9A-Fa-f]+_\{?[0-9]+\}?\Z")
 _FORMULA_CHARACTERS = re.compile(r"[0-9A-Za-z\\{}()\[\]+\-*/^_!%|.,'=& ]*\Z")
 _QUOTED = re.compile(r"\\(?:text|textrm|textit|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -120,7 +148,20 @@ def read(text: str) -> Value:
         raise UnreadableError("empty")
     if (why := _imbalance(tidy_text)) and _WORD.search(tidy_text) is None:
         raise UnreadableError(why)
-    return Words(text=plain_words(text)) if why else _value(tidy_text, text)
+    return Words(text=plain_words(text)) if why else _family(tidy_text) or _value(tidy_text, text)
+
+
+def _family(text: str) -> SolutionFamily | None:
+    family = family_of(text)
+    if family is None:
+        return None
+    body, letter, is_declared = family
+    value = _value(body)
+    members = value.items if isinstance(value, Several) and value.brackets in ("", "{}") else (value,)
+    scalars = tuple(replace(member, name="") for member in members if isinstance(member, Scalar))
+    if len(scalars) != len(members):
+        return None
+    return SolutionFamily(members=scalars, letter=letter, is_declared=is_declared)
 
 
 def plain_words(text: str) -> str:
@@ -136,6 +177,8 @@ def _value(text: str, original: str = "") -> Value:
         raise UnreadableError("empty")
     if match := _MATRIX.match(text):
         return _matrix(match.group(2))
+    if vector := _scaled_vector(text):
+        return vector
     outer = _outer(text)
     if match := _SUCH_THAT.match(text):
         return _value(match["rest"].strip())
@@ -149,6 +192,8 @@ def _value(text: str, original: str = "") -> Value:
         return inside
     if relations := [*_RELATION.finditer(outer)]:
         return _relation(text, relations)
+    if ratio := _ratio(text, outer):
+        return ratio
     if text.count(r"\pm") == 1:
         return _both_signs(text)
     return _scalar_or_words(text, original or text)
@@ -167,6 +212,8 @@ def _scalar_or_words(text: str, original: str) -> Value:
     if unit.startswith("degree") and _ANGLE_FUNCTION.search(bare):
         bare, unit = text, ""
     if _is_words(bare):
+        if word_number := number_in_words(_QUOTED.sub(r"\1", original)):
+            return _scalar_or_words(" ".join(filter(None, word_number)), original="")
         is_in_base = _BASE_NUMBER.match(bare) is not None
         return Words(text=re.sub("[{}]", "", bare) if is_in_base else plain_words(original))
     value = arithmetic_value(bare)
@@ -183,6 +230,52 @@ def _scalar_or_words(text: str, original: str) -> Value:
     return Scalar(text=_without_blanks(bare), value=value, unit=unit)
 
 
+def product_of(one: Scalar, other: Scalar) -> Scalar:
+    """Return the product; units and names are left out."""
+    value = None if one.value is None or other.value is None else one.value * other.value
+    return Scalar(text=rf"({one.text})\cdot({other.text})", value=value)
+
+
+def _scaled_vector(text: str) -> Several | None:
+    """A vector or matrix with a number before it, multiplied out."""
+    match = _SCALED.match(text)
+    if match is None:
+        return None
+    factor, rest = match["factor"], match["rest"]
+    is_matrix = rest.startswith(r"\begin")
+    if not is_matrix and (bracket_end(rest, 0) != len(rest) or _NAME_OF_FUNCTION.search(factor)):
+        return None
+    number, vector = _value("-1" if factor == "-" else factor), _value(rest)
+    if not (isinstance(number, Scalar) and isinstance(vector, Several)):
+        return None
+    return _times(number, vector) if vector.brackets in ("()", "M") else None
+
+
+def _times(number: Scalar, vector: Several) -> Several | None:
+    items: list[Value] = []
+    for item in vector.items:
+        part = product_of(number, item) if isinstance(item, Scalar) else None
+        if isinstance(item, Several):
+            part = _times(number, item)
+        if part is None:
+            return None
+        items.append(part)
+    return replace(vector, items=tuple(items))
+
+
+def _ratio(text: str, outer: str) -> Several | None:
+    """`3:4`, and a time of day, whose half is the unit of its minutes."""
+    if time := _TIME_OF_DAY.match(text):
+        hour, minute = (Scalar(text=part, value=Fraction(part)) for part in (time["hour"], time["minute"]))
+        return Several(brackets=":", items=(hour, replace(minute, unit=(time["half"] or "").lower())))
+    parts = _split(text, outer, _COLON)
+    if not 2 <= len(parts) <= 4 or not all(parts):
+        return None
+    items = [_value(part) for part in parts]
+    numbers = tuple(item for item in items if isinstance(item, Scalar) and not item.unit)
+    return Several(brackets=":", items=numbers) if len(numbers) == len(parts) else None
+
+
 def _has_tower(formula: str) -> bool:
     """Whether it raises something to a number that is larger than those of any answer."""
     for match in re.finditer(r"\^(?=\{)", formula):
@@ -196,6 +289,7 @@ def _has_tower(formula: str) -> bool:
 def _is_words(text: str) -> bool:
     return (
         r"\text" in text
+        or (_LOGIC.search(text) is not None and r"\lim" not in text)
         or _FORMULA_CHARACTERS.match(text) is None
         or _WORD.search(text) is not None
         or _ODD_SIGNS.search(text) is not None
@@ -348,7 +442,7 @@ def _relation(text: str, relations: list[re.Match[str]]) -> Value:
         return _equation(sides)
     if signs == ["!="] and _LONE_NAME.match(sides[0]):
         return Several(brackets=WITHOUT, items=_points(_value(sides[1])))
-    return _interval(sides, signs) or Words(text=plain_words(text))
+    return _absolute(sides, signs) or _interval(sides, signs) or Words(text=plain_words(text))
 
 
 def _equation(sides: list[str]) -> Value:
@@ -371,6 +465,21 @@ def _equation(sides: list[str]) -> Value:
 
 def _is_lone_letter(text: str) -> bool:
     return _LONE_NAME.match(text) is not None and r"\infty" not in text and r"\pi" not in text and text != "e"
+
+
+def _absolute(sides: list[str], signs: list[str]) -> Several | None:
+    """`|x| < 2` as the interval, and `|x| > 2` as the two, that they mean."""
+    if len(sides) != 2 or signs[0] not in _TURNED or _BARRED_NAME.match(sides[0]) is None:
+        return None
+    end = _value(sides[1])
+    if not isinstance(end, Scalar) or end.value is None or end.value <= 0:
+        return None
+    begin = Scalar(text=f"-{end.text}", value=-end.value)
+    opening, closing = ("[", "]") if "=" in signs[0] else ("(", ")")
+    if signs[0][0] == "<":
+        return Several(brackets=opening + closing, items=(begin, end))
+    left = Several(brackets=f"({closing}", items=(MINUS_INFINITY, begin))
+    return Several(brackets="U", items=(left, Several(brackets=f"{opening})", items=(end, INFINITY))))
 
 
 def _interval(sides: list[str], signs: list[str]) -> Several | None:

@@ -13,6 +13,7 @@ import logging
 import random
 import re
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -20,9 +21,10 @@ import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from math_verify import verify
 
-from rllm.rewards.math_comparison import same
+from rllm.rewards.math_comparison import Comparable, same
+from rllm.rewards.math_families import same_families
 from rllm.rewards.math_formulas import formula
-from rllm.rewards.math_reading import Equation, Scalar, Several, UnreadableError, Value, read
+from rllm.rewards.math_reading import Equation, Scalar, Several, SolutionFamily, UnreadableError, Value, read
 
 _DIGITS = 50
 _POINTS = 6
@@ -69,7 +71,9 @@ def check(gold: str, answer: str, tolerance: float = 0.0) -> dict[str, Any]:
             as_formula(scalar.text) if value is None else sympy.Rational(value.numerator, value.denominator)
         )
 
-    def ask(one: Scalar | Equation, other: Scalar | Equation) -> bool:
+    def ask(one: Comparable, other: Comparable) -> bool:
+        if isinstance(one, SolutionFamily) and isinstance(other, SolutionFamily):
+            return _families_same(one, other, formula_of)
         if isinstance(one, Equation) and isinstance(other, Equation):
             return _equations_same(*(formula_of(each.left) - formula_of(each.right) for each in (one, other)))
         if isinstance(one, Scalar) and isinstance(other, Scalar):
@@ -86,8 +90,8 @@ def _formulas(value: Value) -> Iterator[Scalar]:
             yield value
     elif isinstance(value, Equation):
         yield from (*_formulas(value.left), *_formulas(value.right))
-    elif isinstance(value, Several):
-        for item in value.items:
+    elif isinstance(value, Several | SolutionFamily):
+        for item in value.items if isinstance(value, Several) else value.members:
             yield from _formulas(item)
 
 
@@ -170,6 +174,48 @@ def _equations_same(gold: Any, answer: Any) -> bool:
     return len(pairs) >= 3 and all(
         _is_zero(one * pairs[0][1] - other * pairs[0][0]) for one, other in pairs[1:]
     )
+
+
+def _families_same(gold: SolutionFamily, answer: SolutionFamily, formula_of: Callable[[Scalar], Any]) -> bool:
+    """As the numbers that they hold; formula by formula where no integer is counted evenly."""
+    sides = [
+        [_in_counter(formula_of(member), family.letter) for member in family.members]
+        for family in (gold, answer)
+    ]
+    golds, answers = ([line for member in side if (line := _line(member))] for side in sides)
+    if (len(golds), len(answers)) == (len(sides[0]), len(sides[1])):
+        is_multiple = all(begin == 0 for begin, _ in (*golds, *answers))
+        # `2n\pi` alone may be a formula in n as well, and then `-2n\pi` is another one.
+        if gold.is_declared or answer.is_declared or not is_multiple:
+            verdict = same_families(golds, answers, _rational_ratio)
+            if verdict is not None:
+                return verdict
+    left = list(sides[1])
+    for member in sides[0]:
+        equal = next((other for other in left if _formulas_same(member, other, 0.0)), None)
+        if equal is None:
+            return False
+        left.remove(equal)
+    return not left
+
+
+_COUNTER = sympy.Symbol("k", integer=True)
+
+
+def _in_counter(formula: Any, letter: str) -> Any:
+    return formula.xreplace({symbol: _COUNTER for symbol in formula.free_symbols if symbol.name == letter})
+
+
+def _line(formula: Any) -> tuple[Any, Any] | None:
+    """(begin, period) of a formula that is linear in the counter and holds nothing else."""
+    begin, period = (sympy.expand(formula).coeff(_COUNTER, power) for power in (0, 1))
+    is_line = sympy.expand(formula - begin - period * _COUNTER) == 0
+    return (begin, period) if is_line and not (begin.free_symbols | period.free_symbols) else None
+
+
+def _rational_ratio(number: Any, unit: Any) -> Fraction | None:
+    ratio = sympy.simplify(number / unit)
+    return Fraction(int(ratio.p), int(ratio.q)) if ratio.is_Rational else None
 
 
 def _is_zero(number: Any) -> bool:

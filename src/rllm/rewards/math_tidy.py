@@ -8,7 +8,8 @@ thousands are joined, words stand in `\text{…}`.
 """
 
 import re
-import unicodedata
+
+from rllm.rewards.number_words import plain_digits
 
 _BLANKS = "\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t\r\n"
 _GREEK_NAMES = "pi theta alpha beta gamma delta lambda mu phi sigma omega epsilon"
@@ -81,16 +82,18 @@ _BARE_NUMBER = re.compile(r"[-+]?[0-9][0-9.,]*\Z")
 _LETTER = re.compile(r"\(?([A-Za-z])\)?\Z")
 
 
+_OPEN_OUTWARDS = re.compile(r"([\[\]])\s*+(?![,;])([^\[\],;]+[,;]\s*+[^\[\],;]+)([\[\]])")
+"""An interval whose open ends are written as brackets that turn away from it."""
+_HALF_OF_DAY = re.compile(r"(?<=[0-9])\s*([ap])\.?\s?m(?:\.|(?![A-Za-z]))(?!\s*[0-9])", re.IGNORECASE)
 _CONSTANT = re.compile(
     r"\+\s*(?:c|C_\{?[01]\}?|\\text\{\s*(?:[Cc]|[Cc]onst(?:ant)?\.?)\s*\}|const(?:ant)?\.?)\s*\Z"
 )
 """The constant of integration, under each of its names."""
-_DIGIT = re.compile(r"[^\W_a-zA-Z0-9]")
 
 
 def tidy(text: str) -> str:
     """The formula, written the one way."""
-    text = _DIGIT.sub(_plain_digit, text)
+    text = plain_digits(text)
     text = _SUPERSCRIPT_RUN.sub(
         lambda run: f"^{{{''.join(map(_SUPERSCRIPTS.__getitem__, run.group()))}}}", text
     )
@@ -104,9 +107,11 @@ def tidy(text: str) -> str:
         text = _THOUSANDS.sub(lambda number: re.sub("[, ]", "", number.group()), text)
     text = _EMPTY_DELIMITER.sub("", text)
     text = _LOOKS.sub(" ", text)
+    text = _OPEN_OUTWARDS.sub(_inwards, text)
     text = _BRACKET_NAMES.sub(lambda name: _BRACKETS.get(name.group(1) + name.group(2), "|"), text)
     text = _WORDS.sub(_word, text)
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text)
+    text = _HALF_OF_DAY.sub(r" \\text{\1m}", text)
     text = text.replace("**", "^")
     text = _PLAIN_NAME.sub(lambda name: _NAMES[name.group()], text)
     text = re.sub(r"(?<!\\)\*", r"\\cdot ", text)
@@ -116,6 +121,14 @@ def tidy(text: str) -> str:
     text = " ".join(text.split())
     # Dots that stand for more are no full stop.
     return text if text.endswith("..") else text.removesuffix(".").strip()
+
+
+def _inwards(interval: re.Match[str]) -> str:
+    """`]0,1[` as `(0,1)`."""
+    opening, inside, closing = interval.groups()
+    if (opening, closing) == ("[", "]"):
+        return interval.group()
+    return f"{'(' if opening == ']' else '['}{inside}{')' if closing == '[' else ']'}"
 
 
 def bracket_end(text: str, begin: int) -> int:
@@ -137,12 +150,6 @@ def bracket_end(text: str, begin: int) -> int:
                 return place + 1
         place += 1
     return -1
-
-
-def _plain_digit(match: re.Match[str]) -> str:
-    """A digit of another script, as 0 to 9."""
-    character = match.group()
-    return str(unicodedata.decimal(character)) if character.isdecimal() else character
 
 
 def _word(match: re.Match[str]) -> str:

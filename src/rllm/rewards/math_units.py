@@ -19,6 +19,8 @@ _NAMES = {
     "second": "s sec secs seconds",
     "minute": "min mins minutes",
     "hour": "h hr hrs hours",
+    "am": "AM",
+    "pm": "PM",
     "day": "days",
     "week": "weeks",
     "month": "months",
@@ -34,9 +36,16 @@ _NAMES = {
     "gallon": "gal gallons",
     "degree": "degrees deg",
     "radian": "rad radians",
-    "dollar": "dollars USD usd",
+    "dollar": "dollars USD usd bucks buck",
     "cent": "cents",
     "euro": "euros EUR",
+    "pound sterling": "GBP quid",
+    "rupee": "rupees INR Rs Rs.",
+    "yen": "JPY",
+    "yuan": "CNY RMB renminbi",
+    "peso": "pesos",
+    "won": "KRW",
+    "franc": "francs CHF",
     "volt": "V volts",
     "ampere": "amp amps amperes",
     "ohm": "ohms",
@@ -107,9 +116,12 @@ _NO_UNIT = frozenset(
 """Words that change what is said; no noun."""
 _SIGNS = {r"\$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee"}
 _SIGN_FIRST = re.compile(r"(-?)\s*(\\\$|[€£¥₹])\s*(?=[-0-9.\\])")
+_CODE_FIRST = re.compile(
+    r"(-?)\s*(?:\\text\{)?(?P<code>USD|EUR|GBP|INR|JPY|CNY|RMB|KRW|CHF|Rs\.?)\}?\s*(?=[-0-9.\\])"
+)
 _SIGN_LAST = re.compile(r"(?<=[0-9])\s*(\\\$|[€£¥₹])\Z")
 _LAST = re.compile(
-    r"(?<=[0-9})!%])(?P<gap>\s*)(?:"
+    r"(?:(?<=[0-9})!%])|(?<=\\pi))(?P<gap>\s*)(?:"
     r"\\text\{(?P<quoted>[A-Za-z][A-Za-z ./]{0,40})\}"
     r"|(?P<plain>(?:[A-Za-z]{2,20}|[a-z](?=/)"
     r"|(?<=[0-9] )[msghLVWJN](?=\s*(?:\^\{[23]\})?\Z))(?:[ /][A-Za-z]{1,20}){0,3})"
@@ -151,6 +163,8 @@ def without_unit(text: str) -> tuple[str, str, Fraction]:
     text = _PERCENT.sub(r"\\%", text)
     if sign := _SIGN_FIRST.match(text):
         return sign.group(1) + text[sign.end() :], _SIGNS[sign.group(2)], Fraction(1)
+    if code := _CODE_FIRST.match(text):
+        return code.group(1) + text[code.end() :], _UNIT_OF[code["code"]], Fraction(1)
     if sign := _SIGN_LAST.search(text):
         return text[: sign.start()], _SIGNS[sign.group(1)], Fraction(1)
     match = _LAST.search(text)
@@ -160,8 +174,9 @@ def without_unit(text: str) -> tuple[str, str, Fraction]:
     if match["quoted"] is None and match["plain"] is None:
         return rest, _degree_or_second(match), Fraction(1)
     words = " ".join((match["quoted"] or match["plain"]).split())
-    if words in _TIMES and not match["power"]:
-        return rest, "", Fraction(_TIMES[words])
+    magnitude, _, counted_noun = words.partition(" ")
+    if magnitude in _TIMES and not match["power"]:
+        return rest, _unit(counted_noun, "") if counted_noun else "", Fraction(_TIMES[magnitude])
     unit = _unit(words, match["power"] or "")
     is_noun = (
         len(words) >= 3 and _NO_UNIT.isdisjoint(words.lower().split()) and _NOUNS.match(words) is not None
