@@ -28,8 +28,8 @@ REFERENCE_RATES = {"train": 2e-5, "sft": 2e-5, "dpo": 5e-6}
 """Learning rate of all weights of a pretrained model of that size, by kind of run."""
 SCRATCH_RATES = {"train": 1e-3, "sft": 3e-3, "dpo": 3e-4}
 ADAPTER_FACTOR = 10.0
-WARMUP_STEPS = 5
-"""Most steps of a warm-up; a sixth of a run where that is fewer."""
+FEWEST_WARMUP_STEPS, WARMUP_STEPS = 2, 5
+"""Limits of the steps of a warm-up, which is a sixth of a run between them."""
 SCRATCH_TURN, SCRATCH_CONTEXT, SCRATCH_PROGRAM_CONTEXT = 4, 512, 2048
 TURN, CONTEXT = 256, 4096
 """Tokens of an answer, and of a conversation, of a pretrained model; a quarter and the whole of its positions
@@ -202,7 +202,8 @@ def _learning_rate(facts: ChoiceFacts) -> tuple[float, str]:
 def _warmup_steps(facts: ChoiceFacts) -> tuple[int, str]:
     if facts.model.from_scratch or facts.kind != "train":
         return 0, facts.reason
-    return min(WARMUP_STEPS, -(-facts.steps // 6)), f"pretrained, {facts.steps} steps"
+    steps = min(WARMUP_STEPS, max(FEWEST_WARMUP_STEPS, -(-facts.steps // 6)))
+    return steps, f"pretrained, {facts.steps} steps"
 
 
 def _max_tokens_per_turn(facts: ChoiceFacts) -> tuple[int, str]:
