@@ -123,3 +123,19 @@ def test_sources_are_relative_to_the_file_of_rows(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text('{"question": "2+2", "answer": "4"}\n')
     assert not holds_swe_rows(tmp_path / "other.jsonl")
     assert not holds_swe_rows(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["python -m pytest -p 'no:x y'", ["python", "-m", "pytest", "-p", "no:x y"]],
+    ids=["text", "words"],
+)
+def test_a_test_command_is_a_text_or_its_words(command: Any) -> None:
+    task = SWETask.from_row({**CLASSIC, "test_command": command})
+    assert task.test_command == ("python", "-m", "pytest", "-p", "no:x y")
+    assert SWETask.from_row(task.to_row()) == task
+
+
+def test_a_test_command_that_no_shell_reads_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="No closing quotation"):
+        SWETask.from_row({**CLASSIC, "test_command": "pytest 'x"})

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rllm.data.swe_repository import repository_of
+from rllm.data.swe_repository import PLACE, repository_of
 from rllm.data.swe_rows import SWETask
 from rllm.errors import ConfigError, RewardError
 from rllm.rewards.swe_grading import grade_patch
@@ -120,6 +121,10 @@ def test_a_bundle_and_a_directory_give_the_same_tree_as_the_clone(home: Path, tm
     source, commit = repository(tmp_path)
     bundle = tmp_path / "calc.bundle"
     run_git(source, "bundle", "create", "-q", str(bundle), "--all")
+    # Of one branch alone there is no HEAD in it; of a detached HEAD alone no branch.
+    run_git(source, "bundle", "create", "-q", str(tmp_path / "branch.bundle"), "main")
+    run_git(source, "checkout", "-q", "--detach")
+    run_git(source, "bundle", "create", "-q", str(tmp_path / "head.bundle"), "HEAD")
     plain = project(tmp_path / "plain")
     subprocess.run(
         ["tar", "-czf", str(tmp_path / "calc.tar.gz"), "-C", str(plain.parent), plain.name], check=True
@@ -127,6 +132,8 @@ def test_a_bundle_and_a_directory_give_the_same_tree_as_the_clone(home: Path, tm
     rows = [
         row(source, base_commit=commit),
         row(bundle, base_commit=commit[:12]),
+        row(tmp_path / "branch.bundle", base_commit=commit),
+        row(tmp_path / "head.bundle", base_commit=commit),
         row(plain),
         row(tmp_path / "calc.tar.gz"),
     ]
@@ -142,7 +149,7 @@ def test_a_bundle_and_a_directory_give_the_same_tree_as_the_clone(home: Path, tm
         for each in made
     ]
     assert len(set(commits)) == 1
-    assert len({each.path for each in made}) == 4
+    assert len({each.path for each in made}) == 6
     assert repository_of(SWETask.from_row(rows[0])).path == made[0].path
 
 
@@ -324,3 +331,53 @@ def test_tests_of_any_name_that_a_row_names_are_as_they_were(home: Path, tmp_pat
     softened = f"--- a/checks/verify_calc.py\n+++ b/checks/verify_calc.py\n{hunk}"
     grade = grade_patch(made, breaks + softened)
     assert (grade.score, grade.metadata["pass_to_pass"][ids[1]]) == (0.0, "FAILED"), grade
+
+
+def test_what_an_agents_own_ignore_rules_hide_is_in_the_patch(world: SWEWorld) -> None:
+    with world.open() as agent:
+        agent.exec(
+            "echo build/ > .gitignore; git add .gitignore; mkdir -p calc/build build .tool; "
+            "echo x=1 > calc/build/new.py; echo '/deep.py' > calc/.gitignore; echo y=1 > calc/deep.py; "
+            "echo '*' > .tool/.gitignore; echo cache > .tool/cache",
+            cwd=PLACE,
+        )
+        patch = patch_of(agent, world)
+    assert "+++ b/calc/build/new.py" in patch
+    assert "+++ b/calc/deep.py" in patch
+    assert "+++ b/calc/.gitignore" in patch
+    assert ".tool" not in patch, "a folder that hides itself is a tool's, such as a cache or an environment"
+
+
+def test_what_the_repository_itself_ignores_stays_out_of_the_patch_unless_an_agent_brings_it_in(
+    home: Path, tmp_path: Path
+) -> None:
+    source = project(tmp_path)
+    (source / ".gitignore").write_text("data/\n*.log\n")
+    world = SWEWorld.of(SWETask.from_row(row(source)), backend=usable_backend(), limits=LIMITS)
+    with world.open() as agent:
+        agent.exec("mkdir data; echo 1 > data/x.csv; echo 1 > run.log", cwd=PLACE)
+        assert patch_of(agent, world) == ""
+        agent.exec("echo '*.log' > .gitignore", cwd=PLACE)
+        patch = patch_of(agent, world)
+    assert "+++ b/data/x.csv" in patch
+    assert "run.log" not in patch
+
+
+NESTED = (
+    'python3 -c \'import os\nfor n in range(3000):\n    os.mkdir("d")\n    os.chdir("d")\nopen("f", "w")\''
+)
+
+
+@pytest.mark.parametrize("work", [NESTED, pytest.param("truncate -s 500M hole", marks=pytest.mark.slow)])
+def test_a_patch_beside_thousands_of_nested_folders_or_a_large_hole_is_paid(
+    world: SWEWorld, work: str
+) -> None:
+    # As `SWEEnv` has them: git holds a file in memory.
+    world = replace(world, limits=replace(world.limits, memory_mb=2048, disk_mb=1024))
+    with world.open() as agent:
+        done = agent.exec(f"sed -i s/a.-.b/a+b/ calc/__init__.py; {work}", cwd=PLACE)
+        assert done.exit_code == 0, done.stderr
+        start_s = time.monotonic()
+        patch = patch_of(agent, world)
+        assert time.monotonic() - start_s < 60
+    assert grade_patch(world, patch).score == 1.0

@@ -248,8 +248,13 @@ def _check_out(task: SWETask, tree: Path, work: Path) -> None:
     shallow = ("fetch", "-q", "--no-tags", "--depth", "1", task.source, task.base_commit)
     # A server may refuse to send a commit by its name. Then all refs are fetched.
     if not (task.is_url and is_whole and _git(*shallow, cwd=store).returncode == 0):
-        refs = ("+refs/*:refs/*", "+HEAD:refs/rllm/head")
-        git("fetch", "-q", "--no-tags", task.source, *refs, cwd=store, task=task.instance_id)
+        # A bundle may have no HEAD, or nothing else; a clone may stand on a commit of no branch.
+        fetch = ("fetch", "-q", "--no-tags", task.source)
+        refs = git("ls-remote", task.source, cwd=store, task=task.instance_id).decode().split()[1::2]
+        if "HEAD" in refs:
+            git(*fetch, "+HEAD:refs/rllm/head", cwd=store, task=task.instance_id)
+        if refs != ["HEAD"]:
+            git(*fetch, "+refs/*:refs/*", cwd=store, task=task.instance_id)
     commit = f"{task.base_commit}^{{commit}}"
     if _git("rev-parse", "-q", "--verify", commit, cwd=store).returncode:
         raise ConfigError(

@@ -20,6 +20,7 @@ Beside the published fields a row says where the repository is and how it is mad
 import ast
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -118,7 +119,7 @@ class SWETask:
             pass_to_pass=_texts(fields.get("PASS_TO_PASS"), "PASS_TO_PASS", where),
             source=_place(_text(fields, "source", where, optional=True), folder),
             install=_texts(fields.get("install"), "install", where),
-            test_command=_texts(fields.get("test_command"), "test_command", where) or DEFAULT_TEST_COMMAND,
+            test_command=_words(fields.get("test_command"), where) or DEFAULT_TEST_COMMAND,
             python=_text(fields, "python", where, optional=True),
             eval_type=_text(fields, "eval_type", where, optional=True) or EVAL_TYPES[0],
             image=_text(fields, "image", where, optional=True),
@@ -326,6 +327,18 @@ def _texts(value: Any, name: str, where: str) -> tuple[str, ...]:
     if not isinstance(result, list | tuple) or not all(isinstance(each, str) and each for each in result):
         raise ConfigError(f"{where}: `{name}` is {value!r:.80}; it must be a list of texts.")
     return tuple(result)
+
+
+def _words(value: Any, where: str) -> tuple[str, ...]:
+    """A command as a list of words, in one of the forms of a list of texts, or as a shell reads it."""
+    if not isinstance(value, str) or value.lstrip().startswith(("[", "(")):
+        return _texts(value, "test_command", where)
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}: `test_command` is {value!r:.80}, which no shell reads: {error}"
+        ) from error
 
 
 def _python_list(text: str) -> Any:

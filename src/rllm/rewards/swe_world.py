@@ -58,13 +58,22 @@ GIT = {
     "GIT_ATTR_NOSYSTEM": "1",
     **GIT_VARIABLES,
 }
-# A repository inside of this one would be added as the name of its commit, without its files.
-_DIFF = (
-    "printf '%s\\n' __pycache__/ '*.py[co]' .pytest_cache/ >> .git/info/exclude; "
-    "find . -mindepth 2 -name .git -prune -exec rm -rf {} + ; "
-    "git add -A . && git diff --cached --binary --full-index --no-renames --no-ext-diff --no-textconv HEAD "
-    f"> {_PATCH}"
-)
+_IGNORE_FILES = "--cached --name-only --no-renames -z HEAD -- ':(glob)**/.gitignore'"
+# A repository inside of this one would be added as the name of its commit, without its files. A file that an
+# agent's own ignore rules hide is its work as well, so all is added twice: by its rules, which may bring in
+# what the repository ignores, and by those of the repository. A `.gitignore` that hides itself stays, and so
+# does what it hides: tools keep their caches and environments out of a repository so.
+_DIFF = f"""\
+printf '%s\\n' __pycache__/ '*.py[co]' .pytest_cache/ >> .git/info/exclude
+find . -mindepth 2 -name pyvenv.cfg -printf '%h/\\n' | sed 's/^[.]//' >> .git/info/exclude
+find . -mindepth 2 -name .git -prune -exec rm -rf {{}} +
+set -e
+git add -A .
+git diff --diff-filter=A {_IGNORE_FILES} | xargs -0 -r rm -f --
+git diff --diff-filter=a {_IGNORE_FILES} | xargs -0 -r git --literal-pathspecs restore -s HEAD --worktree --
+git add -A . ':(exclude,glob)**/.gitignore'
+git diff --cached --binary --full-index --no-renames --no-ext-diff --no-textconv HEAD > {_PATCH}
+"""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
