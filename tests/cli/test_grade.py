@@ -54,6 +54,27 @@ def test_code_is_graded_by_a_row(rllm: Rllm, files: Files) -> None:
     assert (grade["score"], grade["reason"]) == (0.0, "test 1 of 1, add(1, 2): gave -1")
 
 
+@pytest.mark.parametrize(
+    ("grader", "task", "answer", "facts"),
+    [
+        ("math", {"answer": "3:4"}, r"So \boxed{6:8}.", [r"the last \boxed{…}", "6:8", "a ratio"]),
+        (
+            "math",
+            {"answer": "12"},
+            "The answer is twelve.",
+            ["says what the answer is", "twelve", "the number 12"],
+        ),
+        ("choice", {"answer": "B"}, "It must be B.", ["B"]),
+        ("schema", {"schema": {}}, "So:\n```json\n[1]\n```", ["the last fenced block", "[1]"]),
+    ],
+)
+def test_people_see_which_rule_read_which_part(
+    rllm: Rllm, files: Files, grader: str, task: Any, answer: str, facts: list[str]
+) -> None:
+    shown = " ".join(rllm("grade", grader, *files(task, answer)).stdout.split())
+    assert [fact for fact in facts if fact not in shown] == []
+
+
 def test_people_see_score_reason_and_what_comes_next(rllm: Rllm, files: Files) -> None:
     result = rllm("grade", "instructions", *files(NO_COMMA, "\x1b[2Jno comma\x07"))
     assert result.exit_code == 0

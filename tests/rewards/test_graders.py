@@ -24,12 +24,20 @@ from rllm.rewards import (
 )
 from rllm.rewards.evaluator import as_evaluator, load_evaluator
 from rllm.rewards.evaluators import GraderEvaluator
+from rllm.rewards.extraction import Mark
 from rllm.rewards.grade import Grade, Grader, wrong
 from rllm.rewards.graders import GRADERS, grader_named
+from rllm.rewards.readings import RULES
 from rllm.rewards.text import exact_match, rouge, rouge_tokens, squad_normalised, token_f1
 from rllm.types import Action, Episode, EvalOutput, Step, Trajectory
 
 BOTH = {"strict": True, "lenient": True}
+HALF_IN_A_BOX = {
+    "rule": RULES[Mark.BOXED],
+    "part": "0.5",
+    "read_as": "the number 1/2",
+    "readings": BOTH,
+}
 """What an answer has that is right however it is read."""
 OURS = ("math", "choice", "exact", "f1", "rouge", "bleu", "translation", "search", "countdown")
 WORDS = st.lists(st.sampled_from(["cat", "dog", "sat", "the", "a", "on", "mat"]), max_size=12).map(" ".join)
@@ -223,7 +231,7 @@ def test_the_name_of_a_grader_is_an_evaluator() -> None:
     assert output == EvalOutput(
         reward=1.0,
         is_correct=True,
-        metadata={"grader": "math", "extracted": "0.5", "reason": "equal", "readings": BOTH},
+        metadata={"grader": "math", "extracted": "0.5", "reason": "equal"} | HALF_IN_A_BOX,
     )
 
 
@@ -232,7 +240,8 @@ def test_fields_under_grading_come_before_those_of_the_row() -> None:
     assert as_evaluator("exact").evaluate(row, an_episode("5")) == EvalOutput(
         reward=1.0,
         is_correct=True,
-        metadata={"grader": "exact", "extracted": "5", "reason": "equal", "gold": "5", "readings": BOTH},
+        metadata={"grader": "exact", "extracted": "5", "reason": "equal", "gold": "5"}
+        | {"rule": RULES[Mark.WHOLE], "part": "5", "readings": BOTH},
     )
 
 
@@ -275,7 +284,7 @@ def test_an_integer_that_python_does_not_write_out_is_a_mistake_in_the_data(name
 
 def test_published_names_are_the_same_graders() -> None:
     assert math_reward_fn({"ground_truth": "1/2"}, r"\boxed{0.5}") == RewardOutput(
-        reward=1.0, is_correct=True, metadata={"extracted": "0.5", "reason": "equal", "readings": BOTH}
+        reward=1.0, is_correct=True, metadata={"extracted": "0.5", "reason": "equal"} | HALF_IN_A_BOX
     )
     assert math_reward_fn({"ground_truth": ["1", "2"]}, Action(r"\boxed{2}")).is_correct
     assert RewardMathFn(tolerance=0.1)(RewardInput({"answer": "10"}, "10.5")).reward == 1.0

@@ -103,12 +103,12 @@ class ChoiceGrader:
             return (
                 unread(NoAnswer.NOT_MARKED)
                 if is_prose
-                else as_read(wrong("no_choice", statement.texts[0]), statement.reading, self.reading)
+                else as_read(wrong("no_choice", statement.texts[0]), statement, self.reading)
             )
         letter = chr(ord("A") + places[0])
         is_right = all(place in (None, gold) for place in places) and places[0] == gold
         grade = right("equal", letter) if is_right else wrong("different", letter)
-        return as_read(grade, statement.reading, self.reading)
+        return as_read(grade, statement, self.reading)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -94,16 +94,17 @@ class CodeGrader:
         if isinstance(program, NoProgram):
             return wrong(program.reason, format=problem.format)
         num_tests = len(problem.tests.calls) or len(problem.tests.runs) or 1
-        verdict = self._verdict(program, problem, self._runner_for(problem))
+        verdict = self._verdict(program.source, problem, self._runner_for(problem))
         is_correct = verdict.num_passed == num_tests and not verdict.failure
         share = verdict.num_passed / num_tests
         return Grade(
             score=share if self.score == "share" else float(is_correct),
             is_correct=is_correct,
-            extracted=program,
+            extracted=program.source,
             reason=verdict.failure or f"passed {num_tests} test{'s' * (num_tests > 1)}",
             metadata={
                 "format": problem.format,
+                "rule": program.rule,
                 "score": self.score,
                 "passed": verdict.num_passed,
                 "tests": num_tests,

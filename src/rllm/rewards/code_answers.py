@@ -24,8 +24,17 @@ class NoProgram:
     reason: str
 
 
-def program_of(answer: str, problem: CodeProblem) -> str | NoProgram:
-    """The whole program, with the beginning that the prompt gives where there is one."""
+@dataclass(kw_only=True, slots=True, frozen=True)
+class AnswerProgram:
+    """A program, and the part of the answer that it was read from."""
+
+    source: str
+    """With the beginning that the prompt gives where there is one."""
+    rule: str
+
+
+def program_of(answer: str, problem: CodeProblem) -> AnswerProgram | NoProgram:
+    """The whole program of an answer, or why there is none."""
     text = final_text(answer)
     if text is None:
         return NoProgram(reason="unfinished thinking")
@@ -36,12 +45,14 @@ def program_of(answer: str, problem: CodeProblem) -> str | NoProgram:
     blocks = _blocks(text)
     if isinstance(blocks, NoProgram):
         return blocks
-    code = _best_block(blocks, problem.functions) if blocks else _with_indent(answer, text)
-    whole = _whole(code, problem)
-    if is_python(whole):
-        return whole
     if blocks:
-        return whole  # it runs into its own syntax error, and the reason will say which
+        place = _best_place(blocks, problem.functions)
+        rule = f"fenced Python block {place + 1} of {len(blocks)}"
+        # What is no Python runs into its own syntax error, and the reason will say which.
+        return AnswerProgram(source=_whole(blocks[place], problem), rule=rule)
+    whole = _whole(_with_indent(answer, text), problem)
+    if is_python(whole):
+        return AnswerProgram(source=whole, rule="the whole text behind the thoughts")
     return NoProgram(reason="no code: neither a ```python block nor a text that is Python")
 
 
@@ -57,10 +68,11 @@ def _whole(code: str, problem: CodeProblem) -> str:
     return goes_on if is_python(goes_on) else f"{problem.prompt}\n{code}"
 
 
-def _best_block(blocks: list[str], functions: tuple[str, ...]) -> str:
+def _best_place(blocks: list[str], functions: tuple[str, ...]) -> int:
+    """The place of the last block that defines what is asked for, else of the last."""
     expected_names = {*functions, "Solution"} if functions else set[str]()
-    fitting = [each for each in blocks if expected_names & set(defined_names(each))]
-    return (fitting or blocks)[-1]
+    fitting = [place for place, block in enumerate(blocks) if expected_names & set(defined_names(block))]
+    return fitting[-1] if fitting else len(blocks) - 1
 
 
 def _blocks(text: str) -> list[str] | NoProgram:

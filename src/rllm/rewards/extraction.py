@@ -77,6 +77,8 @@ class Mark(StrEnum):
     TAGGED = "tagged"
     STATED = "stated"
     """By a sentence: "The answer is …"."""
+    EARLIER = "earlier"
+    """By an equation, a yes or a no that stands before the last sentence."""
     PROSE = "prose"
     """Not at all: it is the last thing that the last sentence says."""
     WHOLE = "whole"

@@ -30,6 +30,7 @@ from rllm.rewards.math_reading import (
     UnreadableError,
     Value,
     Words,
+    description_of,
     read,
 )
 from rllm.rewards.math_units import is_another_than_asked
@@ -128,7 +129,7 @@ class MathGrader:
         is_prose = final.mark in (Mark.WHOLE, Mark.PROSE)
         texts = tuple(each for each in final.texts if wants_words or not is_prose or not _VERB.search(each))
         if not texts:
-            return as_read(wrong("different", final.texts[0]), final.reading, self.reading)
+            return as_read(wrong("different", final.texts[0]), final, self.reading)
         grade = self._of_ways(texts, golds, kind)
         if grade.is_correct and _in_another_unit(grade.extracted or "", golds, task.get("question")):
             grade = wrong("another_unit", grade.extracted)
@@ -141,7 +142,7 @@ class MathGrader:
         for texts in final.restatements:
             if grade.is_correct:
                 grade = self._of_ways(texts, golds, kind)
-        return as_read(grade, reading, self.reading)
+        return as_read(grade, replace(final, reading=reading), self.reading)
 
     def close(self) -> None:
         """Nothing: the workers are shared by all math graders of the process, and end with it."""
@@ -167,15 +168,16 @@ class MathGrader:
         for way, reading, (gold_text, gold) in pairs:
             verdict = same(gold, reading, ask_nobody, tolerance=self.tolerance)
             if verdict is True:
-                return right("equal", text)
+                return right("equal", text, read_as=description_of(reading))
             if verdict is None:
                 open_pairs.append((gold_text, way))
         reason = "different"
         for gold_text, way in open_pairs:
             reason = self._worker_reason(gold_text, way)
             if reason == "equal":
-                return right(reason, text)
-        return wrong(reason, text)
+                break
+        grade = right if reason == "equal" else wrong
+        return grade(reason, text, read_as=description_of(value))
 
     def _worker_reason(self, gold: str, answer: str) -> str:
         """A worker's comparison of two formulas: "equal", "different" or another fault of the answer."""

@@ -164,6 +164,36 @@ def _family(text: str) -> SolutionFamily | None:
     return SolutionFamily(members=scalars, letter=letter, is_declared=is_declared)
 
 
+_DESCRIPTIONS = {
+    "": "a list in any order",
+    "{}": "a set",
+    "U": "a union of intervals",
+    "M": "a matrix or vector",
+    "=": "equal sides",
+    ":": "a ratio",
+    "()": "a tuple or an open interval",
+    WITHOUT: "all real numbers but some",
+}
+
+
+def description_of(value: Value) -> str:
+    """Return the kind of value that a text was read as, for people."""
+    match value:
+        case Words():
+            return "words"
+        case Scalar(value=None):
+            description = "a formula"
+        case Scalar():
+            description = f"the number {value.value}"[:80]
+        case Several():
+            return _DESCRIPTIONS.get(value.brackets, "an interval")
+        case Equation():
+            return "an equation"
+        case SolutionFamily():
+            return f"numbers for every integer {value.letter}"
+    return f"{description} in {value.unit}" if value.unit else description
+
+
 def plain_words(text: str) -> str:
     """Text for comparison: no case, no blanks, no full stop, no quotation marks."""
     text = _QUOTED.sub(r"\1", text.replace("$", " ").replace("{:}", ":"))

@@ -493,13 +493,28 @@ def require_reading(reading: str) -> Reading:
     return Reading(reading)
 
 
-def as_read(grade: Grade, answer_reading: Reading, reading: Reading) -> Grade:
-    """The grade under `reading` of an answer that `answer_reading` takes; its metadata has what each pays."""
-    is_strict = answer_reading is Reading.STRICT
+RULES = {
+    Mark.BOXED: r"the last \boxed{…}",
+    Mark.TAGGED: "the last tag such as <answer>…</answer>",
+    Mark.STATED: "the last sentence that says what the answer is",
+    Mark.EARLIER: "an equation, a yes or a no before the last sentence",
+    Mark.PROSE: "the last sentence",
+    Mark.WHOLE: "the whole text behind the thoughts",
+}
+"""The rule that found an answer, by its mark, for people."""
+_SHOWN_CHARS = 300
+
+
+def as_read(grade: Grade, statement: Stated, reading: Reading) -> Grade:
+    """The grade under `reading` of a statement; its metadata has what each reading pays, and which rule read
+    which part of the answer."""
+    is_strict = statement.reading is Reading.STRICT
     readings = {"strict": grade.is_correct and is_strict, "lenient": grade.is_correct}
     if reading is Reading.STRICT and grade.score and not is_strict:
         grade = replace(grade, score=0.0, is_correct=False, reason=NoAnswer.NOT_LAST.value)
-    return replace(grade, metadata={**grade.metadata, "readings": readings})
+    part = max(statement.texts, key=len)[:_SHOWN_CHARS]
+    explanation = {"rule": RULES[statement.mark], "part": part, "readings": readings}
+    return replace(grade, metadata={**grade.metadata, **explanation})
 
 
 def unread(why: NoAnswer) -> Grade:

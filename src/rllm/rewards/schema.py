@@ -50,12 +50,14 @@ class SchemaGrader:
         text = json_text(answer_text)
         if not text:
             return wrong("empty")
+        rule = "the whole text behind the thoughts" if text == answer_text else "the last fenced block"
         try:
             value = strict_json(text)
         except ValueError as error:
-            return wrong(f"no JSON: {error}"[:_SHOWN_CHARS], text)
+            return wrong(f"no JSON: {error}"[:_SHOWN_CHARS], text, rule=rule)
         misfit = self._misfit(value, schema)
-        return right("fits the schema", text) if misfit is None else wrong(misfit, text)
+        grade = right if misfit is None else wrong
+        return grade(misfit or "fits the schema", text, rule=rule)
 
     def close(self) -> None:
         with self._lock:

@@ -53,7 +53,7 @@ class SearchGrader:
             reason="equal" if is_exact else "similar" if is_partial else "different",
             metadata={"signals": {"exact_match": float(is_exact), "f1": f1}},
         )
-        return as_read(grade, statement.reading, self.reading)
+        return as_read(grade, statement, self.reading)
 
     def close(self) -> None:
         """Nothing is held."""

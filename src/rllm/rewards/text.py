@@ -165,7 +165,7 @@ class TextGrader:
         statement = marked_statement(answer, thinks_first=self.thinks_first, max_chars=MAX_TEXT_CHARS)
         if isinstance(statement, NoAnswer):
             return unread(statement)
-        return as_read(self.grade_text(statement.texts[0], golds), statement.reading, self.reading)
+        return as_read(self.grade_text(statement.texts[0], golds), statement, self.reading)
 
     def grade_text(self, text: str, golds: Sequence[str]) -> Grade:
         scores = [self.score(text, gold) for gold in golds]
@@ -237,10 +237,11 @@ class ExactGrader(TextGrader):
                 stated_grade = self._best((elsewhere.text,), golds)
                 if not grade.is_correct or (stated_grade.is_correct and elsewhere.reading is Reading.STRICT):
                     grade, reading = stated_grade, elsewhere.reading
+                    statement = replace(statement, mark=Mark.EARLIER, texts=(elsewhere.text,))
         is_restated = all(self._best(texts, golds).is_correct for texts in statement.restatements)
         if grade.is_correct and not is_restated:
             grade = wrong("different", grade.extracted)
-        return as_read(grade, reading, self.reading)
+        return as_read(grade, replace(statement, reading=reading), self.reading)
 
     def _best(self, texts: Sequence[str], golds: Sequence[str]) -> Grade:
         """The best grade of the ways to read one statement; a number goes with its unit."""

@@ -61,7 +61,7 @@ class TranslationGrader:
             extracted=text,
             reason=f"{self.metric} {score:.3f}",
         )
-        return as_read(grade, statement.reading, self.reading)
+        return as_read(grade, statement, self.reading)
 
     def close(self) -> None:
         """Nothing is held."""
