@@ -1,6 +1,7 @@
 """More calls at once than connections or turns of the loop: they wait, and none fails for their number."""
 
 import asyncio
+import errno
 import resource
 import sys
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest
 
 import rllm.gateway.upstream.http
 from rllm.errors import RequestRefused
+from rllm.files import descriptors
 from rllm.gateway.server import Gateway
 from rllm.gateway.server.pace import Pace
 from rllm.gateway.upstream import UpstreamPolicy
@@ -101,3 +103,22 @@ async def test_a_gateway_in_any_process_may_open_as_many_files_as_the_machine_al
             assert gateway.policy._http._room._value >= min(hard, 1 << 22) // 6
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+
+
+def test_a_server_without_descriptors_says_so_once_and_not_for_each_connection(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptors._SELDOM_REFUSED, "_written_s", float("-inf"))
+    descriptors.quiet_refused_connections()
+    descriptors.quiet_refused_connections()
+    loop = asyncio.new_event_loop()
+    context = {
+        "message": "socket.accept() out of system resource",
+        "exception": OSError(errno.EMFILE, "files"),
+    }
+    for _ in range(1000):
+        loop.call_exception_handler(context)
+    loop.call_exception_handler({"message": "something else"})
+    loop.close()
+    assert [record.message for record in caplog.records] == [context["message"], "something else"]
+    assert caplog.records[0].exc_info is None

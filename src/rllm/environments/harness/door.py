@@ -6,6 +6,7 @@
                    ──► 127.0.0.1:53 ──► "there is no such name", and remembered
     the gateway ──► 403, its budget is used up ──► a few seconds to end by itself, then it is stopped
     its own time is up, model calls not counted ──► it is stopped
+    more connections than its share, or faster than PER_S ──► they wait inside; slow ones are closed
 
 The sandbox has a network of its own with nothing but a loopback in it. The two sockets are made in there and
 answered here, so nothing has to run inside, and an address that is not this door's is one that nobody has.
@@ -13,13 +14,22 @@ answered here, so nothing has to run inside, and an address that is not this doo
 
 import asyncio
 import json
+import logging
+import socket
 import threading
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Self, cast
 from urllib.parse import urlsplit
 
+from rllm.errors import SandboxError
+from rllm.errors.machine import MACHINE_ERRNOS
+from rllm.files.descriptors import raised_file_limit
 from rllm.sandbox.base import Sandbox
 from rllm.types.episode_clock import EpisodeClock, EpisodeLimits
+
+log = logging.getLogger(__name__)
 
 PORT = 61001
 """Above those that Linux gives to outgoing connections."""
@@ -42,6 +52,61 @@ END_S = 10.0
 _CLOSE = b"Connection: close\r\n"
 """The first header of every request: whatever others say, the gateway answers once and reads no further."""
 _NO_SUCH_NAME = b"\x81\x83"
+MOST_CONNECTIONS, LEAST_CONNECTIONS = 64, 4
+"""The bounds of a sandbox's share, which is half of this process's descriptors by the number of doors."""
+DESCRIPTORS = 3
+"""Those of one connection: here, from here to the gateway, and in the gateway, which may be this process."""
+PER_S = 200
+"""Connections and names that a sandbox may ask for in a second, in the long run."""
+HEAD_S, STALL_S = 30.0, 60.0
+"""The time in which the head of a request has to come, and in which a part of an answer has to be read."""
+SHARE_S, RETRY_S, PATIENCE_S = 1.0, 0.2, 30.0
+"""The time between two looks at the share, between two tries of a machine without descriptors, and the time
+after which such a machine is at fault."""
+_MOST_HEADERS = 200
+
+
+class _OpenDoors:
+    """The open doors of this process, which share its descriptors."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        with self._lock:
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count -= 1
+
+    def share(self) -> int:
+        """The number of connections that each door may have: together they use half of the descriptors."""
+        with self._lock:
+            share = raised_file_limit() // 2 // DESCRIPTORS // max(self._count, 1)
+        return min(max(share, LEAST_CONNECTIONS), MOST_CONNECTIONS)
+
+
+_open_doors = _OpenDoors()
+
+
+class RateLimit:
+    """A limit of PER_S events a second in the long run, after a burst of as many."""
+
+    def __init__(self) -> None:
+        self._free_s = 0.0
+        """The time at which all events so far would have happened one after the other."""
+
+    def wait_s(self, now_s: float) -> float:
+        """The time to wait before one more event."""
+        return max(self._free_s - now_s, 0)
+
+    def count(self, now_s: float) -> None:
+        """Count one event."""
+        self._free_s = max(self._free_s, now_s - 1) + 1 / PER_S
 
 
 class Door:
@@ -63,6 +128,10 @@ class Door:
         """The address of the session, as programs inside reach it."""
         self.refused_places: list[str] = []
         """Hosts and paths that were asked for and are not the session's; each once, the first ones."""
+        self._session_name = there.path.removesuffix("/v1").rpartition("/")[2]
+        self._causes_told: set[str] = set()
+        self.failure: OSError | None = None
+        """The reason that this machine could not connect the sandbox with its model: it was stopped."""
         self.num_calls = 0
         """The number of model calls, by the paths of the four protocols."""
         self.num_refused_calls = 0
@@ -76,13 +145,18 @@ class Door:
         except BaseException:
             self._calls.close()
             raise
-        self._is_serving, self._loop = threading.Event(), asyncio.new_event_loop()
+        self._is_serving = threading.Event()
         self._failure: Exception | None = None
         """The error for which it never served."""
         self._thread = threading.Thread(target=self._work, name="rllm-door", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # this machine has no room for one more
+            self._calls.close()
+            self._names.close()
+            raise SandboxError(f"The door of the sandbox did not open: {error}") from error
         self._is_serving.wait()
         if self._failure is not None:
             self._thread.join()
@@ -95,8 +169,7 @@ class Door:
 
     def _work(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._serve())
+            asyncio.run(self._serve())
         except Exception as error:
             if self._is_serving.is_set():
                 raise
@@ -107,25 +180,67 @@ class Door:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._calls.setblocking(False)
         self._names.setblocking(False)
         transport, _ = await loop.create_datagram_endpoint(lambda: _Names(self), sock=self._names)
-        server = await asyncio.start_server(self._serve_connection, sock=self._calls, limit=_LONGEST_LINE)
         self._clock = EpisodeClock(EpisodeLimits(work_s=self._work_s))
         self._clock.begin(self._end_work)
+        accepting = asyncio.create_task(self._accept())
         self._is_serving.set()
-        await self._stop.wait()
+        with _open_doors.one_more():
+            await self._stop.wait()
         self._clock.stop()
         if self._last_refusal is not None:
             self._last_refusal.cancel()
         transport.close()
-        server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        tasks = {accepting, *asyncio.all_tasks()} - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
+        # Waited for here: the end of the loop would cancel them once more, while they close what they hold.
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._calls.close()
 
-    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self) -> None:
+        """Take connections, as many at a time as are this sandbox's share, and not faster than PER_S; others
+        wait in the kernel."""
+        loop = asyncio.get_running_loop()
+        connections: set[asyncio.Task[None]] = set()
+        rate, failing_since = RateLimit(), 0.0
+        while True:
+            await asyncio.sleep(rate.wait_s(loop.time()))
+            while len(connections) >= _open_doors.share():
+                self.tell("has as many connections open as is its share; more of them wait")
+                await asyncio.wait(connections, timeout=SHARE_S, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                connection, _ = await loop.sock_accept(self._calls)
+            except OSError as error:
+                self.tell(f"can take no connection: {error}")
+                failing_since = failing_since or loop.time()
+                if loop.time() - failing_since > PATIENCE_S:
+                    self._give_up(error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            failing_since = 0.0
+            rate.count(loop.time())
+            task = asyncio.create_task(self._serve_connection(connection))
+            connections.add(task)
+            task.add_done_callback(connections.discard)
+            task.add_done_callback(lambda _, connection=connection: connection.close())
+
+    async def _serve_connection(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=_LONGEST_LINE)
         try:
+            await self._serve_request(reader, writer)
+        except TimeoutError:
+            self.tell(f"sent no request in {HEAD_S:g} s, or read no answer in {STALL_S:g} s")
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return  # one of the two is gone, and with it the connection; who was there is told by its end
+        finally:
+            await self._close(writer)
+
+    async def _serve_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(HEAD_S):
             line = await reader.readuntil(b"\r\n")
             target = line.split(b" ")[1] if line.count(b" ") == 2 else b""
             if not self._is_session(target) or not line.endswith(b" HTTP/1.1\r\n"):
@@ -133,21 +248,68 @@ class Door:
                 writer.write(_FORBIDDEN)
                 await writer.drain()
                 return
-            their_reader, their_writer = await asyncio.open_connection(*self._gateway)
+            head = [await reader.readuntil(b"\r\n")]
+            while head[-1] != b"\r\n":
+                head.append(await reader.readuntil(b"\r\n"))
+                if len(head) > _MOST_HEADERS:
+                    return
+        is_call = line.startswith(b"POST ") and target.partition(b"?")[0].endswith(_CALLS)
+        self.num_calls += is_call
+        their_reader, their_writer = await self._reach_gateway()
+        with ExitStack() as waiting:
+            their_writer.write(line + _CLOSE + b"".join(head))
+            # The clock stands still while the model is waited for, not while a request is being sent.
+            on_sent = partial(waiting.enter_context, self._clock.call()) if is_call else _do_nothing
+            sending = asyncio.create_task(_send(reader, their_writer, _body_length(head), on_sent))
+            answering = asyncio.create_task(self._answer(their_reader, writer, is_call))
             try:
-                is_call = line.startswith(b"POST ") and target.partition(b"?")[0].endswith(_CALLS)
-                self.num_calls += is_call
-                their_writer.write(line + _CLOSE)
-                with self._clock.call() if is_call else nullcontext():
-                    await asyncio.gather(
-                        _pump(reader, their_writer), self._answer(their_reader, writer, is_call)
-                    )
+                done, _ = await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
             finally:
-                their_writer.close()
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            return  # one of the two is gone, and with it the connection; who was there is told by its end
+                sending.cancel()
+                answering.cancel()
+                await asyncio.gather(sending, answering, return_exceptions=True)
+                await self._close(their_writer)
+
+    async def _close(self, writer: asyncio.StreamWriter) -> None:
+        """Close a connection, and give up what its other end does not read in time."""
+        writer.close()
+        try:
+            if not self._stop.is_set():
+                async with asyncio.timeout(STALL_S):
+                    await writer.wait_closed()
+        except OSError:  # TimeoutError is one: there is nothing left to be told
+            pass
         finally:
-            writer.close()
+            writer.transport.abort()
+
+    async def _reach_gateway(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises OSError where the gateway is gone, or this machine has had no room for PATIENCE_S; the
+        sandbox is stopped then."""
+        until_s = asyncio.get_running_loop().time() + PATIENCE_S
+        while True:
+            try:
+                return await asyncio.open_connection(*self._gateway)
+            except OSError as error:
+                if error.errno not in MACHINE_ERRNOS:
+                    raise
+                self.tell(f"cannot be connected with the gateway: {error}")
+                if asyncio.get_running_loop().time() > until_s:
+                    self._give_up(error)
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    def _give_up(self, error: OSError) -> None:
+        """Stop the sandbox: what it does without its model says nothing of the policy."""
+        self.failure = self.failure or error
+        self._sandbox.stop()
+
+    def tell(self, cause: str) -> None:
+        """One line of the log for each cause, however often it is met."""
+        if cause not in self._causes_told and len(self._causes_told) < _MAX_REMEMBERED:
+            self._causes_told.add(cause)
+            log.warning("The sandbox of session %s %s.", self._session_name, cause)
 
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_call: bool
@@ -161,8 +323,13 @@ class Door:
         is_over = start.startswith(_FORBIDS) and _FOR_GOOD in start.partition(b"\r\n\r\n")[0].lower()
         if is_over and self._last_refusal is None:
             self._last_refusal = asyncio.get_running_loop().call_later(END_S, self._sandbox.stop)
-        writer.write(start)
-        await _pump(reader, writer)
+        async with asyncio.timeout(STALL_S):
+            writer.write(start)
+            await writer.drain()
+        while data := await reader.read(65536):
+            async with asyncio.timeout(STALL_S):
+                writer.write(data)
+                await writer.drain()
 
     def _end_work(self) -> None:
         self.is_out_of_time = True
@@ -184,6 +351,7 @@ class _Names(asyncio.DatagramProtocol):
 
     def __init__(self, door: Door) -> None:
         self._door = door
+        self._rate = RateLimit()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.DatagramTransport, transport)
@@ -191,17 +359,56 @@ class _Names(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         if len(data) < 13:
             return
+        now_s = asyncio.get_running_loop().time()
+        if self._rate.wait_s(now_s) > 0:
+            self._door.tell(f"asks for more than {PER_S} names a second; the rest get no answer")
+            return
+        self._rate.count(now_s)
         self._door.remember(_queried_name(data))
         self._transport.sendto(data[:2] + _NO_SUCH_NAME + data[4:], addr)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Hand on what comes, until it ends; the other direction may go on."""
+async def _send(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    num_bytes: int | None,
+    on_sent: Callable[[], object],
+) -> None:
+    """Hand on the body of a request, of `num_bytes` where they are known; call `on_sent` when it is whole.
+
+    What comes behind it is not handed on. Does not return until its connection fails: the answer is to come.
+    """
+    if not num_bytes:
+        on_sent()
+    num_behind = 0
     while data := await reader.read(65536):
-        writer.write(data)
+        body = data if num_bytes is None else data[:num_bytes]
+        num_behind += len(data) - len(body)
+        if num_behind > _LONGEST_LINE:
+            raise ConnectionResetError("a second request")
+        writer.write(body)
         await writer.drain()
+        if num_bytes:
+            num_bytes -= len(body)
+            if num_bytes == 0:
+                on_sent()
     with suppress(OSError):
         writer.write_eof()
+    await asyncio.get_running_loop().create_future()
+
+
+def _do_nothing() -> None:
+    """For requests that are no model call."""
+
+
+def _body_length(head: list[bytes]) -> int | None:
+    """The number of bytes of a request's body; None where its head does not say."""
+    lengths = [line.partition(b":")[2] for line in head if line.lower().startswith(b"content-length:")]
+    if any(line.lower().startswith(b"transfer-encoding:") for line in head):
+        return None
+    if not lengths:
+        return 0
+    return int(lengths[0]) if lengths[0].strip().isdigit() else None
 
 
 def _error_message(response: bytes) -> str:

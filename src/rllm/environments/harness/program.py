@@ -18,7 +18,7 @@ from rllm.environments.harness.door import Door
 from rllm.environments.harness.installing import mounts_of
 from rllm.environments.harness.spec import HOME, HarnessSpec
 from rllm.environments.swe.patches import PATCH, world_of_row
-from rllm.errors import AgentError
+from rllm.errors import AgentError, SandboxError
 from rllm.rewards.swe_world import SWEWorld, patch_of
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.types import ExecResult, Status
@@ -65,6 +65,10 @@ class Harness:
                 )
             with Door(sandbox, config.base_url, work_s=left_s - PATCH_S) as door:
                 result, wall_s = self._run(sandbox, door, world, config, started_s)
+                if door.failure is not None:
+                    raise SandboxError(
+                        f"The sandbox of {world.task.instance_id} did not reach its model: {door.failure}"
+                    ) from door.failure
                 if door.is_out_of_time:
                     result, wall_s = replace(result, status=Status.TIMEOUT), left_s - PATCH_S
             if door.num_calls == door.num_refused_calls:

@@ -23,10 +23,10 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from rllm.errors import RequestRefused
+from rllm.files.descriptors import quiet_refused_connections, raised_file_limit
 from rllm.gateway.dialects.base import ClientDialect
 from rllm.gateway.dialects.messages import MessagesDialect
 from rllm.gateway.dialects.registry import DIALECTS
-from rllm.gateway.files import raised_file_limit
 from rllm.gateway.ledger import Ledger
 from rllm.gateway.offload import OffLoop
 from rllm.gateway.server.auth import Tokens, TokenScope, require_guarded
@@ -149,6 +149,7 @@ class Gateway:
 
     async def _start(self) -> None:
         raised_file_limit()
+        quiet_refused_connections()
         ledger_path = self._ledger_given
         self.ledger = (
             ledger_path

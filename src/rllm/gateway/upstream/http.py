@@ -18,7 +18,7 @@ import orjson
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rllm.errors.redaction import bytes_without_keys
-from rllm.gateway.files import raised_file_limit
+from rllm.files.descriptors import raised_file_limit
 from rllm.gateway.upstream.connections import Connections, Origin, Response, UpstreamConnection
 
 KEEP_ALIVE_S = 4.0
