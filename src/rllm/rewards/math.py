@@ -274,7 +274,11 @@ def _numbers_last(texts: tuple[str, ...]) -> tuple[str, ...]:
         tuples = [*_TUPLE.finditer(sentence)]
         if len(tuples) == 1 and not _NUMBER.search(_TUPLE.sub(" ", sentence)):
             return (*texts, tuples[0].group())
-        numbers = [*_NUMBER.finditer(sentence)]
+        numbers = [
+            number
+            for number in _NUMBER.finditer(sentence)
+            if not _NUMBERED.search(sentence[: number.start()])
+        ]
         if not numbers:
             word_numbers = [
                 digits for begin, digits in numbers_in_words(sentence) if _counts(sentence, begin, digits)
@@ -288,14 +292,20 @@ def _numbers_last(texts: tuple[str, ...]) -> tuple[str, ...]:
             if _IS_PART.match(texts[-1], texts[-1].rfind(number) + len(number)):
                 return texts
             unit = UNIT_BEHIND.match(sentence[numbers[0].end() :])
-            is_unit = unit is not None and unit[1] not in ("more", "less", "fewer")
-            return (*texts, f"{number} {unit[1]}" if unit and is_unit else number)
+            if unit is None:
+                return (*texts, number)
+            is_other_number = _CHANGES_NUMBER.match(unit[1]) is not None
+            return (
+                (*texts, f"{number} {unit[1]}")
+                if is_other_number
+                else (*texts, f"{number} {unit[1]}", number)
+            )
     return texts
 
 
 def _counts(sentence: str, begin: int, digits: str) -> bool:
     """Whether a sentence says a number in words; a small one stands in many, such as "the two sides"."""
-    return len(digits) > 2 or _CONCLUDES.search(sentence[:begin]) is not None
+    return not digits.isdigit() or int(digits) > 12 or _CONCLUDES.search(sentence[:begin]) is not None
 
 
 _IN_BASE = re.compile(r"(-?[0-9A-Fa-f]+)_([0-9]+)")
@@ -312,8 +322,21 @@ _RATIO_IN_WORDS = re.compile(r"(?<=[0-9])\s+to\s+(?=[0-9])")
 _PERCENT_QUESTION = re.compile(
     r"\b(?:what|which|how many)\s+(?:\w+\s+)?percent|\b(?:in|as a|the) percent", re.IGNORECASE
 )
+_NUMBERED = re.compile(
+    r"\b(?:step|part|problem|question|line|figure|table|equation|page|case|example|chapter|section|item|option"
+    r"|choice|no\.|number|#)\s*\Z",
+    re.IGNORECASE,
+)
+"""Before a number that only says which one."""
+_CHANGES_NUMBER = re.compile(
+    r"(?:half|halves|(?:third|quarter|fourth|fifth|sixth|eighth|tenth|hundredth|thousandth)s?|pairs?|tens"
+    r"|hundreds?|thousands?|millions?|billions?|trillions?|dozens?|scores?|gross|squared|cubed|factorial|point"
+    r"|times|over|modulo?|mod|base|plus|minus|percent|per|%)\Z",
+    re.IGNORECASE,
+)
+"""Words behind a number that make it another one, and no unit."""
 _IS_PART = re.compile(
-    r"[A-Za-z]{0,2}\s*(?:[-+−*/×÷^]\s*[$\\(]{0,3}[0-9a-z]|(?:plus|minus|times)\b|(?:to\b|[,:])\s*[0-9])",
+    r"\s+and\s+(?:an?|one|two|three|[0-9]+)\s+(?:half|halves|thirds?|quarters?|fourths?|fifths?)\b|[A-Za-z]{0,2}\s*(?:[-+−*/×÷^]\s*[$\\(]{0,3}[0-9a-z]|(?:plus|minus|times)\b|(?:to\b|[,:])\s*[0-9])",
     re.IGNORECASE,
 )
 """Behind a number: it is a part of a sum, a range, a list or a ratio."""

@@ -94,6 +94,11 @@ _SCALED = re.compile(
 )
 _NAME_OF_FUNCTION = re.compile(r"(?:[A-Za-z]|\\(?!frac|sqrt|pi)[a-zA-Z]+)\s*\Z|[a-zA-Z](?<!pi)\Z")
 """The end of what may be a function of several arguments, and no factor."""
+_TIMES_SIGN = re.compile(r"\s*\\(?:cdot|times)\s*\Z")
+_DEGREE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?")
+_POSITIVE_REALS = re.compile(
+    r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)\Z"
+)
 _COLON = re.compile(":")
 _TIME_OF_DAY = re.compile(
     r"(?P<hour>[0-9]{1,2}):(?P<minute>[0-5][0-9])\s*(?:(?:\\text\{)?\s*(?P<half>[ap]m)\}?)?\Z", re.IGNORECASE
@@ -156,7 +161,7 @@ def _family(text: str) -> SolutionFamily | None:
     if family is None:
         return None
     body, letter, is_declared = family
-    value = _value(body)
+    value = _value(_DEGREE.sub(r"\\cdot\\frac{\\pi}{180}", body))
     members = value.items if isinstance(value, Several) and value.brackets in ("", "{}") else (value,)
     scalars = tuple(replace(member, name="") for member in members if isinstance(member, Scalar))
     if len(scalars) != len(members):
@@ -234,6 +239,8 @@ def _scalar_or_words(text: str, original: str) -> Value:
         return MINUS_INFINITY if match.group(1) == "-" else INFINITY
     if text in (r"\emptyset", r"\varnothing") or _NO_SOLUTION.match(plain_words(original)):
         return EMPTY_SET
+    if _POSITIVE_REALS.match(text):
+        return Several(brackets="()", items=(Scalar(text="0", value=Fraction(0)), INFINITY))
     if text in (r"\mathbb{R}", r"\R", r"\mathbb R"):
         return Several(brackets="()", items=(MINUS_INFINITY, INFINITY))
     bare, unit, times = without_unit(text)
@@ -271,7 +278,7 @@ def _scaled_vector(text: str) -> Several | None:
     match = _SCALED.match(text)
     if match is None:
         return None
-    factor, rest = match["factor"], match["rest"]
+    factor, rest = _TIMES_SIGN.sub("", match["factor"]), match["rest"]
     is_matrix = rest.startswith(r"\begin")
     if not is_matrix and (bracket_end(rest, 0) != len(rest) or _NAME_OF_FUNCTION.search(factor)):
         return None

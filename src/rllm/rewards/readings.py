@@ -194,7 +194,7 @@ def ways_to_read(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, map(_bare, readings))))
 
 
-_ASIDE = re.compile(r"\s\([^()]*\)\s*\Z|:\s.*\Z", re.DOTALL)
+_ASIDE = re.compile(r"\s\([^()]*\)\s*\Z|(?<![0-9])(?<![0-9] ):\s.*\Z|:\s(?![0-9]).*\Z", re.DOTALL)
 _COUNTER = re.compile(r"([-−]?[0-9][0-9,.]*)\s*[\u3040-\u9fff\uac00-\ud7af]{1,4}\Z")
 """A number with the word that counts in Chinese, Japanese or Korean."""
 _CLAUSE = re.compile(
@@ -318,8 +318,9 @@ def _statement(text: str, form: AnswerForm) -> tuple[tuple[str, ...], Mark, int,
         if last is None or match.start() > last[3]:
             begin = sentence_begin(text, match.start())
             begin += text[begin : match.start()].rfind(";") + 1
-            texts = ways_to_read(text[begin : match.start()])
-            if any(map(form.is_answer, texts)):
+            subject = text[begin : match.start()]
+            texts = ways_to_read(subject)
+            if any(map(form.is_answer, texts)) and not _is_of_before(subject):
                 last = (texts, Mark.STATED, begin, match.end())
     return last
 
@@ -442,9 +443,14 @@ def _restatements(tail: str, form: AnswerForm) -> tuple[tuple[str, ...], ...]:
             restatements.append(ways_to_read(tail[begin:end]))
     for match in IS_THE_ANSWER.finditer(tail):
         subject = tail[sentence_begin(tail, match.start()) : match.start()]
-        if not (is_courtesy(subject) or _PRONOUN.search(subject)):
+        if not _is_of_before(subject):
             restatements.append(ways_to_read(subject))
     return tuple(texts for texts in restatements if any(map(form.is_answer, texts)))
+
+
+def _is_of_before(subject: str) -> bool:
+    """Whether what is called the answer is one that was stated before: "I hope it is correct"."""
+    return is_courtesy(subject) or _PRONOUN.search(subject) is not None
 
 
 _LIST_NUMBER = re.compile(r"[0-9]{1,2}[.)]")
