@@ -5,9 +5,11 @@ r"""Answers graded per second, and what it costs to grade them where they can be
 
     python benchmarks/graders.py [--quick] [--json] [--only math code]
     python benchmarks/graders.py --calibration [--json]
+    python benchmarks/graders.py --pairs [--json]
 
 `--calibration` counts, over 500 answers that somebody wrote who had not read a grader, the wrong ones that
-are paid and the right ones that are not: of each kind, under each reading, and by math-verify beside.
+are paid and the right ones that are not: of each kind, under each reading, and by math-verify beside. `--pairs`
+counts the same over the pairs of tests/rewards/corpus/pairs.
 
 Every row is another one, so no cache of an answer helps. `math, formulas` is what has to go to a worker with
 sympy; `math, mixed` is the mixture of right answers of school and competition sets: three of four are plain
@@ -151,6 +153,38 @@ def calibration() -> list[dict[str, Any]]:
     return counted
 
 
+PAIRS = BLIND.parent.parent / "pairs"
+
+
+def pair_calibration() -> list[dict[str, Any]]:
+    """Of each file and kind of the pairs, under the lenient reading, and by math-verify beside."""
+    counted: list[dict[str, Any]] = []
+    for path in sorted(PAIRS.glob("*.jsonl")):
+        rows = [pair_row(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        for kind in dict.fromkeys(row["kind"] for row in rows):
+            grader = grader_named(kind, **({"reading": "lenient"} if kind in ("math", "choice") else {}))
+            of_kind = [row for row in rows if row["kind"] == kind]
+            paid = [(row, grader.grade(row["answer"], row["task"]).is_correct) for row in of_kind]
+            counted.append(_errors(path.stem, kind, paid, "label"))
+        math_rows = [row for row in rows if row["kind"] == "math"]
+        paid = [(row, _math_verify_pays(row)) for row in math_rows]
+        counted.append(_errors(f"{path.stem}, math-verify", "math", paid, "label"))
+    return counted
+
+
+def pair_row(pair: dict[str, Any]) -> dict[str, Any]:
+    """The pair with its task, and its label as `right`."""
+    if pair["kind"] == "code":
+        task = pair["gold"]
+    elif pair["kind"] == "schema":
+        task = {"schema": pair["gold"]}
+    else:
+        task = {"answer": pair["gold"]} | {
+            name: pair[name] for name in ("question", "choices") if name in pair
+        }
+    return {**pair, "task": task, "right": pair["label"]}
+
+
 def _errors(
     reader: str, kind: str, paid: Sequence[tuple[dict[str, Any], bool]], right: str
 ) -> dict[str, Any]:
@@ -168,12 +202,12 @@ def _math_verify_pays(row: Mapping[str, Any]) -> bool:
     from math_verify import parse, verify
 
     gold = row["task"]["answer"]
-    is_marked = "$" in gold or r"\boxed" in gold
+    is_marked = "$" in gold.replace(r"\$", "") or r"\boxed" in gold
     return bool(verify(parse(gold if is_marked else f"${gold}$"), parse(row["answer"])))
 
 
 def show_calibration(counted: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(title="500 answers written by somebody who had not read a grader")
+    table = Table(title="answers that were labelled before a grader saw them")
     for name in ("reader", "kind", "wrong ones paid", "right ones unpaid"):
         table.add_column(name, justify="left" if name in ("reader", "kind") else "right")
     for reader in dict.fromkeys(each["reader"] for each in counted):
@@ -211,9 +245,10 @@ def main() -> None:
         "--calibration", action="store_true", help="right and wrong verdicts instead of speed"
     )
     parser.add_argument("--only", nargs="+", default=[], help="names of graders")
+    parser.add_argument("--pairs", action="store_true", help="the same of the pairs")
     arguments = parser.parse_args()
-    if arguments.calibration:
-        counted = calibration()
+    if arguments.calibration or arguments.pairs:
+        counted = pair_calibration() if arguments.pairs else calibration()
         print(json.dumps(counted, indent=2)) if arguments.json else show_calibration(counted)
         return
     measured: list[dict[str, Any]] = []

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.rewards.extraction import Marked, marked_answer
-from rllm.rewards.math_reading import Equation, Scalar, Several, UnreadableError, Value, read
+from rllm.rewards.math_reading import UnreadableError, read
+from rllm.rewards.math_values import Equation, Scalar, Several, Value
 
 math_symbols = pytest.importorskip("rllm.rewards.math_symbols", reason="needs the extra `grading`")
 formula = pytest.importorskip("rllm.rewards.math_formulas").formula

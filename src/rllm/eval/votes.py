@@ -10,7 +10,8 @@ right ones, which the grader knows to be the same, would favour them in the vote
 from collections.abc import Sequence
 
 from rllm.rewards.math_comparison import ask_nobody, same
-from rllm.rewards.math_reading import UnreadableError, Value, Words, plain_words, read
+from rllm.rewards.math_reading import UnreadableError, plain_words, read
+from rllm.rewards.math_values import Value, Words
 
 _LONGEST = 300
 """Characters; a longer answer is a text, and no formula is looked for in it."""

@@ -21,19 +21,18 @@ from rllm.errors import ConfigError, MissingExtraError, RewardError
 from rllm.rewards.extraction import Mark, NoAnswer, Reading, marked_answer
 from rllm.rewards.grade import Grade, gold_texts, require_answer, right, wrong
 from rllm.rewards.math_comparison import ask_nobody, same
-from rllm.rewards.math_reading import (
+from rllm.rewards.math_reading import UnreadableError, read
+from rllm.rewards.math_units import is_another_than_asked
+from rllm.rewards.math_values import (
     EMPTY_SET,
     Equation,
     Scalar,
     Several,
     SolutionFamily,
-    UnreadableError,
     Value,
     Words,
     description_of,
-    read,
 )
-from rllm.rewards.math_units import is_another_than_asked
 from rllm.rewards.number_words import number_in_words, numbers_in_words, plain_digits
 from rllm.rewards.phrases import ANSWER_IS, CONCLUSION
 from rllm.rewards.readings import UNIT_BEHIND, AnswerForm, as_read, require_reading, stated_answer, unread
@@ -163,6 +162,9 @@ class MathGrader:
             bare = _without_percent(text)
             bare_golds = [_without_percent(gold) for gold, _ in golds]
             pairs += [(bare, read(bare), (gold, self._gold(gold))) for gold in bare_golds]
+        if _DECIMAL_COMMA.fullmatch(text):
+            decimal = text.replace(",", ".")
+            pairs += [(decimal, read(decimal), gold) for gold in golds if isinstance(gold[1], Scalar)]
         # Asked of a worker only when no right answer is met without one.
         open_pairs: list[tuple[str, str]] = []
         for way, reading, (gold_text, gold) in pairs:
@@ -317,6 +319,8 @@ _SIGN_IN_WORDS = re.compile(
 )
 """A sign that is written out; behind a number it would be a subtraction."""
 _TUPLE = re.compile(r"\([^(),]*[0-9][^(),]*(?:,[^(),]*[0-9][^(),]*)+\)")
+_DECIMAL_COMMA = re.compile(r"-?[0-9]+,(?![0-9]{3}\Z)[0-9]+")
+"""A list of two numbers, or one number as much of the world writes it."""
 _RUPEES = re.compile(r"(?<![A-Za-z])Rs\.?\s*(?=[0-9])")
 _RATIO_IN_WORDS = re.compile(r"(?<=[0-9])\s+to\s+(?=[0-9])")
 _PERCENT_QUESTION = re.compile(

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 
-from rllm.rewards.math_reading import (
+from rllm.rewards.math_units import is_known, unit_named
+from rllm.rewards.math_values import (
     WITHOUT,
     Equation,
     Scalar,
@@ -22,7 +23,6 @@ from rllm.rewards.math_reading import (
     Words,
     product_of,
 )
-from rllm.rewards.math_units import is_known, unit_named
 
 _MINUTES = re.compile(r"[0-5][0-9]\Z")
 """The second number of what may be a time of day, and is then no ratio."""

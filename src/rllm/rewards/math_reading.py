@@ -10,13 +10,26 @@ Nothing is computed here but arithmetic on plain numbers.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 from rllm.rewards.math_arithmetic import MAX_NESTING, NoValue, arithmetic_value
 from rllm.rewards.math_families import family_of
 from rllm.rewards.math_tidy import bracket_end, tidy
 from rllm.rewards.math_units import without_unit
+from rllm.rewards.math_values import (
+    EMPTY_SET,
+    INFINITY,
+    MINUS_INFINITY,
+    WITHOUT,
+    Equation,
+    Scalar,
+    Several,
+    SolutionFamily,
+    Value,
+    Words,
+    product_of,
+)
 from rllm.rewards.number_words import number_in_words
 
 MAX_CHARS = 1_000
@@ -29,68 +42,11 @@ class UnreadableError(Exception):
     """A text that is no answer; the message says why."""
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Words:
-    """A value that is compared as text."""
-
-    text: str
-    """Without case, blanks and full stop."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Scalar:
-    """A number or a formula."""
-
-    text: str
-    """Tidy LaTeX, without its unit."""
-    value: Fraction | None = None
-    """Exactly, where it is plain arithmetic."""
-    is_huge: bool = False
-    """A number larger than any that is computed here."""
-    unit: str = ""
-    name: str = ""
-    """The name that it is equal to: `x` of "x = 5"."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Several:
-    """Values together."""
-
-    brackets: str
-    """`()`, `[)` …; `{}` a set; `` a bare list; `U` a union; `M` a matrix of rows; `=` equal sides; `:` a
-    ratio; WITHOUT all real numbers but these."""
-    items: "tuple[Value, ...]"
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Equation:
-    """Two formulas that are said to be equal, neither of them a lone name."""
-
-    left: Scalar
-    right: Scalar
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class SolutionFamily:
-    """Numbers that an integer counts, such as all multiples of π."""
-
-    members: tuple[Scalar, ...]
-    """Formulas in `letter`."""
-    letter: str
-    is_declared: bool
-    """Whether it says that the letter stands for every integer."""
-
-
-Value = Words | Scalar | Several | Equation | SolutionFamily
-
-WITHOUT = "R\\"
-EMPTY_SET = Several(brackets="{}", items=())
 _NO_SOLUTION = re.compile(r"(?:thereis|thereare)?no(?:real)?solutions?(?:exists?)?\Z|(?:the)?emptyset\Z")
-INFINITY, MINUS_INFINITY = Scalar(text=r"\infty"), Scalar(text=r"-\infty")
 _INFINITE = re.compile(r"([+-]?)\s*\\infty\Z")
 _MATRIX = re.compile(r"\\begin\{([pbB]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}\Z")
 _SCALED = re.compile(
-    r"(?P<factor>[^,;=<>]*[^,;=<>\s({])\s*(?:\\cdot|\\times)?\s*(?P<rest>\\begin\{[pbB]?matrix\}.*|\([^()]*,.*\))\Z"
+    r"(?P<factor>[^,;=<>]*[^,;=<>\s({])\s*(?P<rest>\\begin\{[pbB]?matrix\}.*|\([^()]*,.*\))\Z"
 )
 _NAME_OF_FUNCTION = re.compile(r"(?:[A-Za-z]|\\(?!frac|sqrt|pi)[a-zA-Z]+)\s*\Z|[a-zA-Z](?<!pi)\Z")
 """The end of what may be a function of several arguments, and no factor."""
@@ -169,36 +125,6 @@ def _family(text: str) -> SolutionFamily | None:
     return SolutionFamily(members=scalars, letter=letter, is_declared=is_declared)
 
 
-_DESCRIPTIONS = {
-    "": "a list in any order",
-    "{}": "a set",
-    "U": "a union of intervals",
-    "M": "a matrix or vector",
-    "=": "equal sides",
-    ":": "a ratio",
-    "()": "a tuple or an open interval",
-    WITHOUT: "all real numbers but some",
-}
-
-
-def description_of(value: Value) -> str:
-    """Return the kind of value that a text was read as, for people."""
-    match value:
-        case Words():
-            return "words"
-        case Scalar(value=None):
-            description = "a formula"
-        case Scalar():
-            description = f"the number {value.value}"[:80]
-        case Several():
-            return _DESCRIPTIONS.get(value.brackets, "an interval")
-        case Equation():
-            return "an equation"
-        case SolutionFamily():
-            return f"numbers for every integer {value.letter}"
-    return f"{description} in {value.unit}" if value.unit else description
-
-
 def plain_words(text: str) -> str:
     """Text for comparison: no case, no blanks, no full stop, no quotation marks."""
     text = _QUOTED.sub(r"\1", text.replace("$", " ").replace("{:}", ":"))
@@ -265,12 +191,6 @@ def _scalar_or_words(text: str, original: str) -> Value:
     if value is None and _has_tower(bare):
         raise UnreadableError(f"an exponent above {MAX_EXPONENT}")
     return Scalar(text=_without_blanks(bare), value=value, unit=unit)
-
-
-def product_of(one: Scalar, other: Scalar) -> Scalar:
-    """Return the product; units and names are left out."""
-    value = None if one.value is None or other.value is None else one.value * other.value
-    return Scalar(text=rf"({one.text})\cdot({other.text})", value=value)
 
 
 def _scaled_vector(text: str) -> Several | None:

@@ -24,7 +24,8 @@ from math_verify import verify
 from rllm.rewards.math_comparison import Comparable, same
 from rllm.rewards.math_families import same_families
 from rllm.rewards.math_formulas import formula
-from rllm.rewards.math_reading import Equation, Scalar, Several, SolutionFamily, UnreadableError, Value, read
+from rllm.rewards.math_reading import UnreadableError, read
+from rllm.rewards.math_values import Equation, Scalar, Several, SolutionFamily, Value
 
 _DIGITS = 50
 _POINTS = 6

@@ -53,7 +53,7 @@ _BRACKETS = {
     "langle": "(",
     "rangle": ")",
 }
-_JOINED = re.compile(r"(?<=[0-9])(?:\{,\}|\\!,|,\\!|\\,|\\ )(?=[0-9]{3}(?![0-9]))")
+_JOINED = re.compile(r"(?<=[0-9])(?:\{,\}|\\!,|,\\!|\\,|\\ )\s*(?=[0-9]{3}(?![0-9]))")
 _DECIMAL_COMMA = re.compile(r"(?<=[0-9])\{,\}(?=[0-9])")
 _MODULUS = re.compile(
     r"\s*(?:\\pmod\s*\{?\s*[0-9]+\s*\}?"
