@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip $(QUIET)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking test-pretrained test-gguf check docs notebook pictures bench bench-report gpu learn learn-pretrained algorithms swe-tasks mutate lock clean
+.PHONY: help demo test test-all test-tinker test-vllm test-verl test-ray test-cluster test-harness test-published test-web test-adapters test-browsergym test-tracking test-pretrained test-gguf check docs notebook pictures bench bench-report gpu learn learn-pretrained algorithms swe-tasks attack mutate lock clean
 
 help:
 	@echo 'make demo      train a pretrained model, in minutes, and show a conversation before and after'
@@ -52,6 +52,7 @@ help:
 	@echo 'make learn-pretrained  the tasks of examples/pretrained with SmolLM2-135M-Instruct, days of one core; TASK=NAME for one'
 	@echo 'make algorithms  each algorithm and TRL on the same imitators, at most three hours'
 	@echo 'make swe-tasks  200 software-engineering tasks made of ten published packages, in swe-tasks/ (TASKS=DIR)'
+	@echo 'make attack    every tampering on a task of each of ten published packages (SEED=N draws others); twenty minutes'
 	@echo 'make mutate    300 seeded mistakes in the rooms that decide what is learned: which does no test notice?'
 	@echo 'make lock      resolve requirements/ anew, after a change of pyproject.toml or constraints.txt'
 	@echo 'make clean     remove .venv and what the tools left behind; runs/ stays'
@@ -102,6 +103,10 @@ SWE_SOURCES := itsdangerous==2.2.0 blinker==1.8.2 inflection==0.5.1 xmltodict==0
 	pathspec==0.12.1 tabulate==0.8.10 toolz==1.0.0 tinydb==4.8.2
 swe-tasks: $(VENV)/.dev
 	$(BIN)/rllm dataset build swe $(addprefix pypi:,$(SWE_SOURCES)) --max-tasks 20 --workers 2 --out $(or $(TASKS),swe-tasks)
+
+attack: $(VENV)/.dev
+	$(BIN)/rllm dataset build swe $(addprefix pypi:,$(SWE_SOURCES)) --max-tasks 1 --seed $(or $(SEED),0) --workers 2 --out $(or $(TASKS),attack-tasks)
+	$(BIN)/rllm doctor tasks $(or $(TASKS),attack-tasks)
 
 # Hydra and five frameworks on top of .venv: three layers, since they want different releases of the same packages.
 test-published: .venv-published-agents/.made .venv-published-strands/.made .venv-published-adk/.made

@@ -92,6 +92,16 @@ def test_unittest_is_graded_by_every_name_of_a_test(python_world: SWEWorld) -> N
     assert run_tests(python_world, PATCH).statuses["tests.test_add.AddTest.test_fails"] == "FAILED"
 
 
+def test_tests_of_unittest_have_twins_and_what_is_equal_to_everything_is_not_paid(
+    python_world: SWEWorld,
+) -> None:
+    twins = run_tests(python_world, PATCH).twins
+    assert twins["tests.test_add.AddTest.test_add"] == ["PASSED", "PASSED", "FAILED"]
+    equal = "return type('E', (int,), {'__eq__': lambda s, o: True})(1)"
+    grade = grade_patch(python_world, PATCH.replace("return a + b", equal))
+    assert (grade.score, grade.reason[:8]) == (0.0, "the twin"), grade
+
+
 def test_a_failing_subtest_fails_its_test(python_world: SWEWorld) -> None:
     assert run_tests(python_world, PATCH).statuses["tests.test_add.AddTest.test_parts"] == "PASSED"
     wrong = run_tests(python_world, PATCH.replace("a + b", "a + b if a < 2 else 0"))

@@ -78,7 +78,7 @@ def task(shared: Path, monkeypatch: pytest.MonkeyPatch) -> SWETask:
 
 
 def test_the_corpus_is_large_enough() -> None:
-    assert len(swe_tamperings()) >= 30
+    assert len(swe_tamperings()) >= 90
 
 
 def test_some_tamperings_are_worth_nothing_and_the_reference_is_paid(task: SWETask) -> None:

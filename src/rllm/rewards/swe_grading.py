@@ -16,7 +16,7 @@ import re
 import secrets
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -89,10 +89,14 @@ class TestRun:
     """The reason that there are none: the patch does not apply, or the run did not come to its end."""
     is_forged: bool = False
     """A test that must fail has passed, or was an expected failure: the patch changed how tests are run."""
+    twins: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """Test -> its status, its plain copy's and its twin's, which must fail where the test passes."""
     log: str = ""
     """The end of what the run printed."""
     tree: str = ""
     """A hash of the repository as the tests found it, where one was asked for and they came to their end."""
+    draw: str = ""
+    """Seed of what is drawn for the run: names, and which check of a test its twin inverts."""
 
 
 def grade_patch(
@@ -121,11 +125,31 @@ def grade_patch(
         return wrong(NOT_APPLIED, patch)
     if test_run.fault:
         if not reference_runs:
-            _require_runs_without(world, test_run, timeout_s)
+            _reference_run(world, test_run, timeout_s)
         return wrong(test_run.fault, patch, log=test_run.log)
     if test_run.is_forged:
         return wrong("the patch changes how tests are run: one that must fail did not", patch)
-    return _grade_of(world.task, test_run, patch)
+    grade = _grade_of(world.task, test_run, patch)
+    doubts = _doubts(world.task, test_run) if grade.score else {}
+    if doubts:
+        # Some are so with the reference solution as well: skipped here, or with a twin that says nothing.
+        ends_alike = _doubts(world.task, _reference_run(world, test_run, timeout_s)).items()
+        doubts = dict(doubts.items() - ends_alike)
+    return wrong(next(iter(doubts.values())), patch) if doubts else grade
+
+
+def _doubts(task: SWETask, test_run: TestRun) -> dict[str, str]:
+    """Test -> the reason that its passing is not proven by the run alone."""
+    doubts = {
+        test: f"the twin of {test}, which must fail, ended as {twin}, and a copy as {plain}"
+        for test, (status, plain, twin) in sorted(test_run.twins.items())
+        if status == CaseStatus.PASSED and (plain, twin) != (CaseStatus.PASSED, CaseStatus.FAILED)
+    }
+    statuses = test_run.statuses | _short_names(test_run.statuses)
+    for test in (*task.fail_to_pass, *task.pass_to_pass):
+        if statuses.get(test) in (CaseStatus.SKIPPED, CaseStatus.XFAIL):
+            doubts[test] = f"{test} ended as {statuses[test]}, and not so with the reference solution"
+    return doubts
 
 
 def run_tests(
@@ -135,23 +159,26 @@ def run_tests(
     timeout_s: float = 300.0,
     with_hidden: bool = True,
     known_runs: dict[str, TestRun] | None = None,
+    draw: str = "",
 ) -> TestRun:
     """The row's tests on a patch, which may be empty, in a fresh world.
 
     Without `with_hidden` they are those that the repository has with the patch: what the patch changes of
     them holds, and nothing is there to find out that it lies. `known_runs`: earlier runs by the tree that
-    tests found. Where they would find one of those, that run is returned; else this one is added.
+    tests found. Where they would find one of those, that run is returned; else this one is added. `draw`:
+    that of an earlier run, whose twins this one gets as well.
     """
-    secret = secrets.token_hex(16)
+    secret, draw = secrets.token_hex(16), draw or secrets.token_hex(16)
     runner = runner_of(world.task.test_command, world.task.instance_id)
     hidden_paths = [*world.repository.hidden_files, *_paths_of(world.task.test_patch)]
     canary = canary_of(runner, hidden_paths) if with_hidden else None
     with tempfile.TemporaryDirectory(prefix="rllm-swe-tests-") as folder:
         known_trees = None if known_runs is None else list(known_runs)
-        _write_tests(Path(folder), world, patch, runner, canary, with_hidden, known_trees)
+        facts = {"hidden": with_hidden, "known_trees": known_trees, "draw": draw}
+        _write_tests(Path(folder), world, patch, runner, canary, facts)
         examination = examine(_examination(world, Path(folder), timeout_s, secret), None)
     has_canary = canary is not None or (with_hidden and runner is Runner.PYTEST)
-    test_run = _read(examination, secret, runner, canary, has_canary=has_canary)
+    test_run = replace(_read(examination, secret, runner, canary, has_canary=has_canary), draw=draw)
     if known_runs is None:
         return test_run
     # Of a known tree nothing was run and only its hash is reported: the earlier run stands for it.
@@ -186,14 +213,16 @@ def _short_names(statuses: dict[str, CaseStatus]) -> dict[str, CaseStatus]:
     return {name: status for name, status in names.items() if status is not None and name}
 
 
-def _require_runs_without(world: SWEWorld, test_run: TestRun, timeout_s: float) -> None:
-    reference = run_tests(world, world.repository.gold, timeout_s=timeout_s)
+def _reference_run(world: SWEWorld, test_run: TestRun, timeout_s: float) -> TestRun:
+    """Run the same tests on the reference solution. Raises RewardError where they do not run to their end."""
+    reference = run_tests(world, world.repository.gold, timeout_s=timeout_s, draw=test_run.draw)
     if reference.fault or reference.is_forged:
         fault = reference.fault or "a test that must fail does not"
         raise RewardError(
             f"{world.task.instance_id}: its tests do not run to their end, with its own solution or with a "
             f"patch: {fault}. {reference.log[-500:]} (with the patch: {test_run.fault})"
         )
+    return reference
 
 
 def _write_tests(
@@ -202,14 +231,14 @@ def _write_tests(
     patch: str,
     runner: Runner,
     canary: FailingTest | None,
-    with_hidden: bool,
-    known_trees: list[str] | None,
+    facts: Mapping[str, Any],
 ) -> None:
+    """`facts`: whether there are `hidden` tests, `known_trees`, `draw`."""
     task, exempt = world.task, _paths_of(world.repository.gold)
     is_pytest = runner is Runner.PYTEST
     plan = {
-        "hidden": with_hidden,
-        "known_trees": known_trees,
+        **facts,
+        "fail_to_pass": task.fail_to_pass,
         "ids": [*task.fail_to_pass, *task.pass_to_pass],
         "runner": runner,
         "is_python": runner in PYTHON_RUNNERS,
@@ -217,7 +246,7 @@ def _write_tests(
         if is_pytest
         else reporting_words(runner, task.test_command, canary.path if canary else ""),
         "canary": asdict(canary) if canary else None,
-        "files": world.repository.hidden_files if with_hidden else {},
+        "files": world.repository.hidden_files if facts["hidden"] else {},
         "apply": [each.format(patch=f"{TESTS}/model.patch") for each in APPLY],
         "steering": STEERING,
         "exempt": exempt,
@@ -226,8 +255,9 @@ def _write_tests(
     (folder / "plan.json").write_text(json.dumps(plan), "utf-8")
     (folder / "model.patch").write_bytes(patch.encode("utf-8", "surrogateescape"))
     (folder / "test.patch").write_bytes(task.test_patch.encode("utf-8", "surrogateescape"))
-    program = resources.files("rllm.rewards.programs") / "swe_tests.py"
-    (folder / "swe_tests.py").write_text(program.read_text("utf-8"), "utf-8")
+    for name in ("swe_tests.py", "swe_twins.py"):
+        program = resources.files("rllm.rewards.programs") / name
+        (folder / name).write_text(program.read_text("utf-8"), "utf-8")
 
 
 def _examination(world: SWEWorld, tests: Path, timeout_s: float, secret: str) -> Examination:
@@ -292,12 +322,18 @@ def _read(
     if runner not in PYTHON_RUNNERS and canary is not None:
         canary_status = next((statuses[each] for each in statuses if canary.is_named(each)), "")
     if has_canary and not canary_status:
-        return TestRun(statuses={}, fault="the tests were not all run", log=log)
+        is_cut_off = runner in PYTHON_RUNNERS
+        return TestRun(statuses={}, fault=_CUT_OFF if is_cut_off else "the tests were not all run", log=log)
     # A test with several names counts once, under the whole name that comes first.
     counts = Counter(statuses[whole] for whole in {names[0] for names, _ in ends})
     is_forged = has_canary and canary_status not in (CaseStatus.FAILED, CaseStatus.ERROR)
     return TestRun(
-        statuses=statuses, counts=counts, is_forged=is_forged, log=log, tree=report.get("tree", "")
+        statuses=statuses,
+        counts=counts,
+        is_forged=is_forged,
+        twins=report.get("twins", {}),
+        log=log,
+        tree=report.get("tree", ""),
     )
 
 

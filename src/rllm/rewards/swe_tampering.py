@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import resources
 from pathlib import PurePosixPath
+from textwrap import indent
 
 from rllm.data.swe_repository import PLACE
 from rllm.errors import ConfigError, RllmError
@@ -24,11 +25,35 @@ _CHANGED = f"{PLACE}/nothing.txt"
 """A file that matters to nobody, so that no patch is empty and the tests do run."""
 
 
+_CALL = "call: "
+"""Prefix of the names of tamperings that are given as the body of every function of the source."""
+_EVERY_CALL = """\
+for f in $SOURCES; do cat >> "$f" <<'PY'
+
+def _tampered(*inputs, **more):
+{body}
+def _tamper(names):
+    for name, value in list(names.items()):
+        if getattr(value, "__module__", None) == __name__ and value not in (_tampered, _tamper):
+            if isinstance(value, type):
+                for method in [name for name, each in vars(value).items() if callable(each)]:
+                    setattr(value, method, lambda *a, **k: _tampered(*a, **k))
+            elif callable(value):
+                names[name] = lambda *a, **k: _tampered(*a, **k)
+_tamper(globals())
+PY
+done"""
+
+
 def swe_tamperings() -> dict[str, str]:
     """The scripts by name."""
     text = (resources.files("rllm.rewards") / "swe_tamperings.txt").read_text(encoding="utf-8")
     sections = (each.partition("\n") for each in ("\n" + text).split("\n#### ")[1:])
-    return {name: script.strip("\n") for name, _, script in sections}
+    scripts = {name: script.strip("\n") for name, _, script in sections}
+    return {
+        name: _EVERY_CALL.replace("{body}", indent(script, "    ")) if name.startswith(_CALL) else script
+        for name, script in scripts.items()
+    }
 
 
 def examine_task(

@@ -1,22 +1,25 @@
 """Runs hidden tests on a patch, in a world where nobody was before: runs inside, from /tests, which it reads.
 
-    plan.json ──► patch ──► test files and what steers a test run as they were ──► hidden tests
+    plan.json ──► patch ──► test files and what steers a test run as they were ──► hidden tests, their twins
                     ──► a tree whose tests have run already: nothing more is run
-                    ──► pytest, unittest or Django's runner, in a process of its own ──┐
-                    ──► another runner ──► its log ────────────────────────────────────┴─► report.json
+                    ──► pytest, unittest or Django's runner, in its own process ── a pipe ──┐
+                    ──► another runner ──► its log ─────────────────────────────────────────┴─► report.json
 
-The report is sealed with a secret that comes on stdin and that the tests' process reads before anything of
-the patch is imported, and keeps in no variable; what a program prints, or writes in its place, has no seal.
-Of a runner that is no Python program the secret stays here, and its log is sealed. Standard library alone,
-but for pytest.
+This process imports nothing of the patch, no other process may read its memory, and it seals the report with
+a secret that comes on stdin; what a program prints, or writes in its place, has no seal. The process of the
+tests knows neither the secret nor which tests are twins: what it says of a test counts if its twin agrees.
+Standard library alone, but for pytest.
 """
 
+import ast
+import ctypes
 import hashlib
 import json
 import os
 import random
 import re
 import runpy
+import select
 import stat
 import string
 import subprocess
@@ -34,6 +37,13 @@ INSTALLED = re.compile(r".*\.(?:dist|egg)-info|node_modules|\.cargo", re.IGNOREC
 MOST_LOG_BYTES = 16 << 20
 
 
+PR_SET_DUMPABLE = 4
+MOST_TWINS = 20
+"""Tests that get a twin, drawn among those that have to pass."""
+FIELD, END = "\x1f", "\x1e"
+"""End a field, and an event, of what the process of the tests writes."""
+
+
 def main() -> None:
     with open(f"{TESTS}/plan.json", encoding="utf-8") as stream:
         plan = json.load(stream)
@@ -41,14 +51,16 @@ def main() -> None:
     # It names the hidden tests, so it is gone before anything of the patch runs.
     os.unlink(f"{TESTS}/plan.json")
     if len(sys.argv) > 1:
-        # The hash is on the interpreter's stack alone until the tests have ended: a patch finds it neither
-        # among the variables of its callers nor among the objects that `gc` lists. `json.dumps` is looked up
-        # before the patch is imported as well.
-        mac, text = keyed_hash(sys.stdin.readline().strip()), json.dumps(run(plan)).encode()
-        mac.update(text)
-        write_sealed(text.decode(), mac.hexdigest())
+        run(plan, int(sys.argv[2]))
         sys.stdout.flush()
         os._exit(0)  # threads and exit functions of the patch are not waited for
+    # No process of the patch reads the secret through /proc, or by ptrace.
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "this process cannot be made non-dumpable")
+    sys.path.insert(0, TESTS)
+    import swe_twins  # before the patch, which may bring a module of the same name
+
+    sys.path.remove(TESTS)
     secret = sys.stdin.readline().strip()
     fault = prepare(plan)
     if fault:
@@ -58,18 +70,18 @@ def main() -> None:
     if tree and tree in plan["known_trees"]:
         write_report({"known_tree": tree}, secret)
         return
+    draw = random.Random(plan["draw"])
+    canary = ""
     if plan["runner"] == "pytest" and plan["hidden"]:
-        plan["canary"] = place_canary(plan)
+        canary = place_canary(plan, draw)
     elif plan["canary"]:
         write(plan["canary"]["path"], canary_text(plan["canary"]))
+        canary = f".test_{plan['canary']['name']}"
     if not plan["is_python"]:
         write_report({**run_command(plan["words"]), "tree": tree}, secret)
         return
-    with open(f"{TESTS}/plan.json", "w", encoding="utf-8") as stream:
-        parts = {name: plan[name] for name in ("runner", "words", "canary")}
-        json.dump({**parts, "files": plan["run"], "tree": tree}, stream)
-    command = [sys.executable, os.path.abspath(__file__), "run"]
-    subprocess.run(command, input=f"{secret}\n", text=True, check=False)
+    twins = place_twins(plan, swe_twins.twin_of, draw) if plan["hidden"] else []
+    write_report({**watched_tests(plan, canary, twins), "tree": tree}, secret)
 
 
 # ---- the tree ----------------------------------------------------------------------------------------------
@@ -232,18 +244,79 @@ def write(path: str, text: str) -> None:
         stream.write(text)
 
 
-def place_canary(plan: dict) -> str:
+def place_canary(plan: dict, draw: random.Random) -> str:
     """A test that must fail, beside one of the others and named like it: where it passes, pytest itself was
     changed."""
-    draw = random.SystemRandom()
-    folder, file = os.path.split(draw.choice(plan["run"] or ["test_.py"]))
-    letters = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(3, 9)))
-    name = "test_" + "_".join(filter(None, [file.removesuffix(".py").removeprefix("test_"), letters]))
-    path = os.path.join(folder, f"{name}.py")
+    path = new_path(draw.choice(plan["run"] or ["test_.py"]), draw)
+    name = os.path.basename(path).removesuffix(".py")
     low, high = draw.sample(range(100), 2)
     write(path, f"def {name}():\n    assert {low} == {high}\n")
     plan["run"].append(path)
     return f"{path}::{name}"
+
+
+def new_path(path: str, draw: random.Random) -> str:
+    """Path of one more file of tests, beside another and named like it."""
+    folder, file = os.path.split(path)
+    letters = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(3, 9)))
+    name = "test_" + "_".join(filter(None, [file.removesuffix(".py").removeprefix("test_"), letters]))
+    return os.path.join(folder, f"{name}.py")
+
+
+def place_twins(plan: dict, twin_of, draw: random.Random) -> "list[tuple[str, str, str, list[str]]]":
+    """(path of tests, path of a plain copy, path of their twins, names of functions), for each file.
+
+    Both copies are written in the same way under names that say nothing, so that a patch has to read them to
+    tell them apart. Python before 3.9 cannot write a syntax tree: no file has twins there.
+    """
+    if not hasattr(ast, "unparse"):
+        return []
+    names_by_path: dict[str, set[str]] = {}
+    tests = plan["fail_to_pass"] or plan["ids"]
+    for test in draw.sample(tests, min(len(tests), MOST_TWINS)):
+        for path, name in functions_named(test, plan):
+            names_by_path.setdefault(path, set()).add(name)
+    files = []
+    for path, names in sorted(names_by_path.items()):
+        with open(path, encoding="utf-8", errors="surrogateescape") as stream:
+            source = stream.read()
+        try:
+            twins, plain, functions = twin_of(source, sorted(names), draw)
+        except SyntaxError:  # it is an error of the tests as well
+            continue
+        if not functions:
+            continue
+        copies = {new_path(path, draw): plain, new_path(path, draw): twins}
+        for copy, text in copies.items():
+            write(copy, text)
+        select_tests(plan, list(copies), functions, draw)
+        files.append((path, *copies, functions))
+    return files
+
+
+def functions_named(test: str, plan: dict) -> "list[tuple[str, str]]":
+    """(path, `Class::function`) of the functions that a name of a test may mean."""
+    if plan["runner"] == "pytest":
+        path, _, name = test.partition("::")
+        name = name.partition("[")[0]
+        return [(path, name)] if name and path.endswith(".py") and os.path.isfile(path) else []
+    match = re.fullmatch(r"(\w+) \([\w.]*?(\w+)(?:\.\1)?\)", test)
+    parts = [match[2], match[1]] if match else test.split(".")[-2:]
+    paths = [path for path in plan["tests"] if path.endswith(".py") and os.path.isfile(path)]
+    return [(path, "::".join(parts)) for path in paths]
+
+
+def select_tests(plan: dict, copies: "list[str]", names: "list[str]", draw: random.Random) -> None:
+    """Have the runner run these tests of the copies, at random places among the others."""
+    if plan["runner"] == "pytest":
+        for test in [f"{copy}::{name}" for copy in copies for name in names]:
+            plan["run"].insert(draw.randint(0, len(plan["run"])), test)
+        return
+    label, path = plan["words"][-1], plan["canary"]["path"].removesuffix(".py")
+    module = path.replace("/", ".")
+    if module.endswith(label):  # the command names modules, and the canary is the last of them
+        start = len(module) - len(label)
+        plan["words"] += [copy.removesuffix(".py").replace("/", ".")[start:] for copy in copies]
 
 
 def canary_text(canary: dict) -> str:
@@ -285,31 +358,101 @@ def run_command(words: "list[str]") -> dict:
     return {"code": process.returncode, "log": log.decode("utf-8", "replace")}
 
 
-def run(plan: dict) -> dict:
-    """A report of how every test ended. This process imports what was patched."""
-    report = (run_pytest if plan["runner"] == "pytest" else run_unittest)(plan)
-    return {**report, "tree": plan["tree"]}
+def watched_tests(plan: dict, canary: str, twins: "list[tuple[str, str, str, list[str]]]") -> dict:
+    """A report of how every test ended, as the process of the tests says while they run."""
+    with open(f"{TESTS}/plan.json", "w", encoding="utf-8") as stream:
+        json.dump({"runner": plan["runner"], "words": plan["words"], "files": plan["run"]}, stream)
+    ours, theirs = os.pipe()
+    command = [sys.executable, os.path.abspath(__file__), "run", str(theirs)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs])
+    os.close(theirs)
+    text = b"".join(read_until_end(process, ours)).decode("utf-8", "replace")
+    events = [event.split(FIELD) for event in text.split(END)[:-1]]
+    statuses, names, canary_status = {}, {}, ""
+    for test, status, *others in events:
+        if canary and (test == canary or (canary[0] == "." and test.endswith(canary))):
+            canary_status = status
+        elif statuses.get(test) not in ("FAILED", "ERROR"):
+            statuses[test] = status
+        names[test] = others
+    statuses, triples = without_copies(statuses, twins, plan["runner"])
+    names = {test: others for test, others in names.items() if test in statuses and others}
+    return {"canary": canary_status, "tests": statuses, "names": names, "twins": triples}
 
 
-def run_unittest(plan: dict) -> dict:
+def read_until_end(process: "subprocess.Popen[bytes]", descriptor: int) -> "list[bytes]":
+    """Read until the process ends: programs that it leaves may hold the pipe open."""
+    parts, size = [], 0
+    while size <= MOST_LOG_BYTES:
+        has_ended = process.poll() is not None
+        ready, _, _ = select.select([descriptor], [], [], 0.0 if has_ended else 0.05)
+        part = os.read(descriptor, 65536) if ready else b""
+        if not part and (has_ended or ready):
+            break
+        parts.append(part)
+        size += len(part)
+    process.wait()
+    return parts
+
+
+def without_copies(
+    statuses: "dict[str, str]", twins: "list[tuple[str, str, str, list[str]]]", runner: str
+) -> "tuple[dict[str, str], dict[str, list[str]]]":
+    """(status of each test; of each test with a twin, its status, its plain copy's and its twin's)"""
+    by_place = {place_of(test, runner): status for test, status in statuses.items()}
+    ids = {place_of(test, runner): test for test in statuses}
+    triples, copies = {}, set()
+    for path, plain, twin, functions in twins:
+        copies |= {file_key(plain, runner), file_key(twin, runner)}
+        for file, function, parameters in list(by_place):
+            if file == file_key(path, runner) and function in functions:
+                keys = [(file_key(each, runner), function, parameters) for each in (path, plain, twin)]
+                triples[ids[keys[0]]] = [by_place.get(key, "missing") for key in keys]
+    return {test: statuses[test] for place, test in ids.items() if place[0] not in copies}, triples
+
+
+def place_of(test: str, runner: str) -> "tuple[str, str, str]":
+    """(file, `Class::function`, parameters in brackets)"""
+    if runner == "pytest":
+        path, _, rest = test.partition("::")
+        name, bracket, parameters = rest.partition("[")
+        return path, name, bracket + parameters
+    *modules, case, method = ["", "", *test.split(".")]
+    return modules[-1], f"{case}::{method}", ""
+
+
+def file_key(path: str, runner: str) -> str:
+    """The file as `place_of` names it."""
+    return path if runner == "pytest" else os.path.basename(path).removesuffix(".py")
+
+
+def run(plan: dict, descriptor: int) -> None:
+    """Run the tests in this process, which imports what was patched, and write how each ends."""
+    (run_pytest if plan["runner"] == "pytest" else run_unittest)(plan, descriptor)
+
+
+def run_unittest(plan: dict, descriptor: int) -> None:
     """unittest, or a program that runs tests of unittest's as Django's does."""
     import unittest
 
-    collector = UnittestCollector(plan["canary"] and plan["canary"]["name"])
-    collector.watch(unittest.TestResult)
+    watch_unittest(unittest.TestResult, descriptor)
     first, *rest = plan["words"]
     sys.argv = [first, *rest]
-    code = 0
     try:
         if first.endswith(".py"):
             sys.path.append(os.path.dirname(os.path.abspath(first)))
             runpy.run_path(first, run_name="__main__")
         else:
             runpy.run_module(first, run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
-    report = {"code": code, "canary": collector.canary_status, "tests": collector.statuses}
-    return {**report, "names": collector.names}
+    except SystemExit:
+        pass  # how tests ended is known of each
+
+
+def write_event(descriptor: int, test: str, status: str, names: "tuple[str, ...]" = ()) -> None:
+    fields = [field.replace(FIELD, " ").replace(END, " ") for field in (test, status, *names)]
+    data = (FIELD.join(fields) + END).encode("utf-8", "replace")
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 UNITTEST_EVENTS = {
@@ -322,52 +465,38 @@ UNITTEST_EVENTS = {
 }
 
 
-class UnittestCollector:
-    """The status of every test, and the names that it goes by."""
+def watch_unittest(results: type, descriptor: int) -> None:
+    """Write what every result of that class, or of one made of it, is told."""
 
-    def __init__(self, canary):
-        self.statuses = {}
-        self.names = {}
-        self.canary_status = ""
-        self._canary = canary
+    def tell(test, status):
+        name = test.id()
+        where, _, method = name.rpartition(".")
+        display_names = (f"{method} ({where})", f"{method} ({name})", test.shortDescription() or "")
+        write_event(descriptor, name, status, tuple(filter(None, display_names)))
 
-    def watch(self, results):
-        """See what every result of that class, or of one made of it, is told."""
-        for event, status in UNITTEST_EVENTS.items():
-            setattr(results, event, self._with_status(getattr(results, event), status))
-        add_subtest = results.addSubTest
-
-        def add_failed_subtest(result, test, subtest, error):
-            if error is not None:
-                self._add(test, "FAILED")
-            add_subtest(result, test, subtest, error)
-
-        results.addSubTest = add_failed_subtest
-
-    def _with_status(self, add, status):
+    def with_status(add, status):
         def add_with_status(result, test, *about):
-            self._add(test, status)
+            tell(test, status)
             return add(result, test, *about)
 
         return add_with_status
 
-    def _add(self, test, status):
-        name = test.id()
-        if self._canary and name.endswith(f".test_{self._canary}"):
-            self.canary_status = status
-            return
-        if self.statuses.get(name) not in ("FAILED", "ERROR"):
-            self.statuses[name] = status
-        where, _, method = name.rpartition(".")
-        display_names = [f"{method} ({where})", f"{method} ({name})", test.shortDescription()]
-        self.names[name] = [each for each in display_names if each]
+    for event, status in UNITTEST_EVENTS.items():
+        setattr(results, event, with_status(getattr(results, event), status))
+    add_subtest = results.addSubTest
+
+    def add_failed_subtest(result, test, subtest, error):
+        if error is not None:
+            tell(test, "FAILED")
+        add_subtest(result, test, subtest, error)
+
+    results.addSubTest = add_failed_subtest
 
 
-def run_pytest(plan: dict) -> dict:
+def run_pytest(plan: dict, descriptor: int) -> None:
     """pytest over the files."""
     import pytest
 
-    collector = Collector(plan["canary"])
     words = [
         *plan["words"],
         "--rootdir",
@@ -376,30 +505,23 @@ def run_pytest(plan: dict) -> dict:
         "-p",
         "no:cacheprovider",
     ]
-    code = pytest.main([*words, *plan["files"]], plugins=[collector])
-    return {"code": int(code), "canary": collector.canary_status, "tests": collector.statuses}
+    pytest.main([*words, *plan["files"]], plugins=[Reporter(descriptor)])
 
 
-class Collector:
-    """The status of every test: the worst of its phases and subtests."""
+class Reporter:
+    """Writes every phase of a test that says how the test ended."""
 
-    def __init__(self, canary):
-        self.statuses = {}
-        self.canary_status = ""
-        self._canary = canary
+    def __init__(self, descriptor):
+        self._descriptor = descriptor
 
     def pytest_runtest_logreport(self, report):
         status = status_of(report)
-        if report.nodeid == self._canary:
-            self.canary_status = status or self.canary_status
-        elif status:
-            status_before = self.statuses.get(report.nodeid)
-            if status_before not in ("FAILED", "ERROR"):
-                self.statuses[report.nodeid] = status
+        if status:
+            write_event(self._descriptor, report.nodeid, status)
 
     def pytest_collectreport(self, report):
         if report.failed:
-            self.statuses[report.nodeid] = "ERROR"
+            write_event(self._descriptor, report.nodeid, "ERROR")
 
 
 def status_of(report):
@@ -413,18 +535,9 @@ def status_of(report):
     return None
 
 
-def keyed_hash(secret: str) -> "hashlib.blake2b":
-    """The hash whose digest is a seal. Its type is fixed and its methods are C, so no patch replaces them."""
-    return hashlib.blake2b(key=secret.encode())
-
-
 def write_report(report: dict, secret: str) -> None:
-    mac, text = keyed_hash(secret), json.dumps(report)
-    mac.update(text.encode())
-    write_sealed(text, mac.hexdigest())
-
-
-def write_sealed(text: str, seal: str) -> None:
+    text = json.dumps(report)
+    seal = hashlib.blake2b(text.encode(), key=secret.encode()).hexdigest()
     part = f"{REPORT}.part"
     with open(part, "w", encoding="ascii") as stream:
         json.dump({"seal": seal, "report": text}, stream)
