@@ -20,7 +20,7 @@ def test_a_pattern_of_a_tool_that_backtracks_for_hours_takes_no_time() -> None:
     started_s = time.process_time()
     problem = problem_of("a" * 40 + "!", {"type": "string", "pattern": "^(a+)+$"})
     assert problem is not None
-    assert "must match the pattern" in problem
+    assert "^(a+)+$" in problem
     assert problem_of("a" * 40, {"type": "string", "pattern": "^(a+)+$"}) is None
     assert time.process_time() - started_s < 5.0
 

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from rllm.errors import CheckpointError, ConfigError, StorageError
+from rllm.files.foreign import MOST_JSON_BYTES, read_regular
 
 MANIFEST = "manifest.json"
 
@@ -200,11 +201,11 @@ def _manifest_files(directory: Path) -> dict[str, dict[str, Any]]:
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory; choose one that holds a `{MANIFEST}`.")
     try:
-        files = json.loads((directory / MANIFEST).read_bytes())["files"]
+        files = json.loads(read_regular(directory / MANIFEST, MOST_JSON_BYTES))["files"]
         complete = all({"bytes", "sha256"} <= entry.keys() for entry in files.values())
     except FileNotFoundError:
         raise _damage(directory, MANIFEST, "is missing, so it was never finished") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
         raise _damage(directory, MANIFEST, f"cannot be read ({error})") from error
     if not complete:
         raise _damage(directory, MANIFEST, "lacks the size or sha256 of a file")

@@ -73,6 +73,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 def require_readable(connection: sqlite3.Connection, path: Path) -> None:
     """Raise ConfigError unless this rLLM can read the store as it is, without writing to it."""
+    _refuse_programs(connection, path)
     version = version_of(connection)
     _refuse_newer(version, path)
     if version == 0:
@@ -88,6 +89,7 @@ def require_readable(connection: sqlite3.Connection, path: Path) -> None:
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the store to the latest version, all steps or none. The connection must be in autocommit mode."""
+    _refuse_programs(connection, path)
     _refuse_newer(version_of(connection), path)
     if version_of(connection) == LATEST:
         return
@@ -108,4 +110,13 @@ def _refuse_newer(version: int, path: Path) -> None:
     if version > LATEST:
         raise ConfigError(
             f"{path} has format {version}; this rLLM knows formats up to {LATEST}. Upgrade rllm to read it."
+        )
+
+
+def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise ConfigError for a store with views or triggers, which answer in the place of tables."""
+    query = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger')"
+    for kind, name in connection.execute(query):
+        raise ConfigError(
+            f"{path} has a {kind} `{name}`, and no run writes one; restore it, or name another run."
         )

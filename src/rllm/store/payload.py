@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rllm.errors import AgentError
+from rllm.errors import AgentError, ConfigError
 from rllm.store.images import with_images, without_images
 from rllm.types.episode import Outcome, TerminationReason
 from rllm.types.messages import FinishReason, LogprobMeaning
@@ -112,8 +112,16 @@ _SHORT = frozenset({bool, type(None), Outcome, TerminationReason, FinishReason, 
 
 
 def unpack_payload(payload: bytes, images: Mapping[str, bytes] = {}) -> dict[str, Any]:
-    """`images`: those that the payload refers to."""
-    text = zlib.decompress(payload)
+    """`images`: those that the payload refers to. Raises ConfigError for more than a run keeps."""
+    unpacking = zlib.decompressobj()
+    text = unpacking.decompress(payload, MAX_PAYLOAD_CHARS)  # JSON is written in ASCII
+    if unpacking.unconsumed_tail:
+        raise ConfigError(
+            f"An episode of {len(payload):,} bytes unpacks to more than {MAX_PAYLOAD_CHARS:,}, which no run "
+            "writes; restore the store, or name another run."
+        )
+    if not unpacking.eof:
+        raise zlib.error("an episode is cut off")
     fields = json.loads(with_images(text.decode(), images) if images else text)
     return _without_tags(fields[_TAGGED]) if _TAGGED in fields else fields
 

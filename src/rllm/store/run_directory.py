@@ -32,6 +32,7 @@ from typing import Any
 
 from rllm.errors import ConfigError, StorageError
 from rllm.files.atomic import StorageErrors, remove_leftovers, write_atomic
+from rllm.files.foreign import MOST_JSON_BYTES, read_regular
 from rllm.files.locks import has_writer, pid_in, release_lock, take_lock
 
 CONFIG, STORE, LOCK = "config.json", "store.sqlite", "lock"
@@ -266,7 +267,7 @@ def _closed_error(path: Path, error: PermissionError) -> ConfigError:
 def _is_model(path: Path) -> bool:
     """A model's config.json names its `model_type`; a run's has no such key."""
     config = path / CONFIG
-    return config.is_file() and b'"model_type"' in config.read_bytes()
+    return config.is_file() and b'"model_type"' in read_regular(config, MOST_JSON_BYTES)
 
 
 def runs_under(root: Path) -> list[RunDirectory]:
@@ -312,7 +313,10 @@ def _refuse_constant(constant: str) -> float:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        content = read_regular(path, MOST_JSON_BYTES)
+        return json.loads(content, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _foreign_file(path, "its JSON is nested too deeply") from None
     except FileNotFoundError:
         return None
     except PermissionError as error:

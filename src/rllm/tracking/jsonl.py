@@ -94,7 +94,7 @@ def read_metrics_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], i
         where = f"{path}, line {number}" + (f" behind byte {start}" if start else "")
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} is not JSON ({error}); delete that line.") from error
         is_line = isinstance(fields, dict) and isinstance(fields.get("phase"), str)
         if not is_line or not isinstance(fields.get("step"), int):

@@ -14,6 +14,7 @@ from typing import Any
 from rllm.build.model_settings import ModelSettings
 from rllm.data.registry import DatasetRegistry, require_dataset
 from rllm.errors import ConfigError
+from rllm.files.foreign import MOST_JSON_BYTES, read_regular
 from rllm.files.home import rllm_home
 from rllm.store.run_directory import RunDirectory
 from rllm.view.messages import shown_message, shown_value
@@ -103,8 +104,8 @@ def _models_of(key: str, run: RunDirectory) -> list[dict[str, Any]]:
 def _shape_of(path: Path) -> dict[str, Any]:
     """Nothing of a file that is damaged or closed: the model is listed all the same."""
     try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        config = json.loads(read_regular(path, MOST_JSON_BYTES))
+    except (OSError, ValueError, RecursionError, ConfigError):
         return {}
     fields = config if isinstance(config, dict) else {}
     return {name: fields[name] for name in (*_SHAPE, "r", "peft_type") if fields.get(name)}
