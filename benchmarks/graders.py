@@ -8,8 +8,8 @@ r"""Answers graded per second, and what it costs to grade them where they can be
     python benchmarks/graders.py --pairs [--json]
 
 `--calibration` counts, over 500 answers that somebody wrote who had not read a grader, the wrong ones that
-are paid and the right ones that are not: of each kind, under each reading, and by math-verify beside. `--pairs`
-counts the same over the pairs of tests/rewards/corpus/pairs.
+are paid and the right ones that are not: of each kind, under each reading, and by math-verify beside.
+`--pairs` counts the same over the pairs of tests/rewards/corpus/pairs.
 
 Every row is another one, so no cache of an answer helps. `math, formulas` is what has to go to a worker with
 sympy; `math, mixed` is the mixture of right answers of school and competition sets: three of four are plain

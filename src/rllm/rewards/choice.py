@@ -42,7 +42,7 @@ _LETTER = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _LETTER_AND_TEXT = re.compile(
-    r"\W*(?:(?:option|choice|answer)\s+)?(?P<letter>[A-Za-z])\W*(?:[).:\]}=–—-]|\bis\b)\s*(?P<text>\S.*)\Z",
+    r"\W*(?:(?:option|choice|answer)\W+)?(?P<letter>[A-Za-z])\W*(?:[(.:)\]}=–—-]|\bis\b)\s*(?P<text>\S.*?)[)\]]*\Z",
     re.DOTALL | re.IGNORECASE,
 )
 _TEXT_AND_LETTER = re.compile(
@@ -120,6 +120,8 @@ def _in_prose(statement: Stated, choices: Sequence[str]) -> tuple[Stated, list[i
     if rest and (place := _place_of((first,), choices)) is not None and not takes_back(rest):
         return replace(statement, mark=Mark.PROSE, reading=Reading.LENIENT), [place]
     if statement.alternative is None:
+        return statement, [None]
+    if any(_disagrees(text, choices) for text in statement.alternative.texts):
         return statement, [None]
     sentence = _DISMISSED.sub(" ", statement.alternative.texts[-1])
     if _DENIES.search(sentence):

@@ -35,7 +35,15 @@ from rllm.rewards.math_values import (
 )
 from rllm.rewards.number_words import number_in_words, numbers_in_words, plain_digits
 from rllm.rewards.phrases import ANSWER_IS, CONCLUSION
-from rllm.rewards.readings import UNIT_BEHIND, AnswerForm, as_read, require_reading, stated_answer, unread
+from rllm.rewards.readings import (
+    CHANGES_NUMBER,
+    UNIT_BEHIND,
+    AnswerForm,
+    as_read,
+    require_reading,
+    stated_answer,
+    unread,
+)
 from rllm.rewards.workers import WorkerReply, WorkerStatus, shared_pool
 
 CHECK = "rllm.rewards.math_symbols:check"
@@ -296,7 +304,7 @@ def _numbers_last(texts: tuple[str, ...]) -> tuple[str, ...]:
             unit = UNIT_BEHIND.match(sentence[numbers[0].end() :])
             if unit is None:
                 return (*texts, number)
-            is_other_number = _CHANGES_NUMBER.match(unit[1]) is not None
+            is_other_number = CHANGES_NUMBER.match(unit[1]) is not None
             return (
                 (*texts, f"{number} {unit[1]}")
                 if is_other_number
@@ -307,7 +315,10 @@ def _numbers_last(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 def _counts(sentence: str, begin: int, digits: str) -> bool:
     """Whether a sentence says a number in words; a small one stands in many, such as "the two sides"."""
-    return not digits.isdigit() or int(digits) > 12 or _CONCLUDES.search(sentence[:begin]) is not None
+    before = sentence[:begin]
+    if _BOUNDS_NUMBER.search(before):
+        return False
+    return not digits.isdigit() or int(digits) > 12 or _CONCLUDES.search(before) is not None
 
 
 _IN_BASE = re.compile(r"(-?[0-9A-Fa-f]+)_([0-9]+)")
@@ -332,13 +343,11 @@ _NUMBERED = re.compile(
     re.IGNORECASE,
 )
 """Before a number that only says which one."""
-_CHANGES_NUMBER = re.compile(
-    r"(?:half|halves|(?:third|quarter|fourth|fifth|sixth|eighth|tenth|hundredth|thousandth)s?|pairs?|tens"
-    r"|hundreds?|thousands?|millions?|billions?|trillions?|dozens?|scores?|gross|squared|cubed|factorial|point"
-    r"|times|over|modulo?|mod|base|plus|minus|percent|per|%)\Z",
+_BOUNDS_NUMBER = re.compile(
+    r"\b(?:than|at least|at most|over|under|almost|nearly|the|these|those|both|first|last)\s+\Z",
     re.IGNORECASE,
 )
-"""Words behind a number that make it another one, and no unit."""
+"""Before a number in words that is not the one that is asked for."""
 _IS_PART = re.compile(
     r"\s+and\s+(?:an?|one|two|three|[0-9]+)\s+(?:half|halves|thirds?|quarters?|fourths?|fifths?)\b|[A-Za-z]{0,2}\s*(?:[-+−*/×÷^]\s*[$\\(]{0,3}[0-9a-z]|(?:plus|minus|times)\b|(?:to\b|[,:])\s*[0-9])",
     re.IGNORECASE,

@@ -33,7 +33,8 @@ _PARTS = {
 _WORD = "|".join((*_SMALL, *_LARGE))
 _RUN = re.compile(
     rf"(?<![\w-])(?:(?P<sign>minus|negative)\s+)?(?P<number>(?:{_WORD})(?:(?:\s+and\s+|[\s-]+)(?:{_WORD}))*)"
-    rf"(?:[\s-]+(?P<part>{'|'.join(_PARTS)}))?(?![\w-])",
+    rf"(?:[\s-]+(?P<part>{'|'.join(_PARTS)}))?"
+    r"(?![\w-])(?!\s+(?:less|fewer|past|squared|cubed|as)\b)",
     re.IGNORECASE,
 )
 _NO_NOUN = f"to|of|and|or|a|an|the|by|from|in|per|over|out|point|than|{_WORD}"

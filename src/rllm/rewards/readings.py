@@ -188,7 +188,9 @@ def ways_to_read(text: str) -> tuple[str, ...]:
             readings[0:0] = [f"{inside} {unit[1]}" if unit else inside, inside]
     elif number := _NUMBER_AND_WORDS.match(clause):
         unit = UNIT_BEHIND.match(clause[number.end(1) :])
-        readings[0:0] = [f"{number[1]} {unit[1]}" if unit else number[1], number[1]]
+        is_other_number = unit is not None and CHANGES_NUMBER.match(unit[1]) is not None
+        with_unit = f"{number[1]} {unit[1]}" if unit else number[1]
+        readings[0:0] = [with_unit] if is_other_number else [with_unit, number[1]]
     elif (count := _COUNTER.match(clause)) and not set("万亿千百億萬") & set(clause):
         readings.insert(0, count[1])
     return tuple(dict.fromkeys(filter(None, map(_bare, readings))))
@@ -206,6 +208,12 @@ UNIT_BEHIND = re.compile(
     r"\s*((?!(?:is|are|was|were|in|and|or|of|on|at|for|per|each|which|we|as|by|to|from|because|since|the)(?![a-z]))"
     r"(?:square\s+|cubic\s+)?[A-Za-zµ°€£%][A-Za-z°]{0,20}(?:\s*/\s*[A-Za-z]{1,8}|\s+per\s+[A-Za-z]{1,12})?(?:\^?[23²³])?|\\?%)"
 )
+CHANGES_NUMBER = re.compile(
+    r"(?:half|halves|(?:third|quarter|fourth|fifth|sixth|eighth|tenth|hundredth|thousandth)s?|tens|hundreds"
+    r"|thousands|millions|billions|dozens|squared|cubed|factorial)\Z",
+    re.IGNORECASE,
+)
+"""Words behind a number that make it another one, and no unit."""
 _NUMBER_AND_WORDS = re.compile(
     r"([-+−]?(?:\\?[$€£¥])?\s?[0-9][0-9,.]*(?:/[0-9]+)?(?:\s?\\?%)?)"
     r"(?=\s+(?!(?:or|and|to|through|plus|minus|times|over|out)\s)[^0-9\s][^0-9]*\Z)"
