@@ -39,7 +39,7 @@ def test_a_pipe_is_refused_and_not_waited_for(run: RunDirectory) -> None:
 def test_a_summary_that_fills_the_memory_is_refused(run: RunDirectory) -> None:
     with (run.path / "summary.json").open("wb") as file:
         file.truncate(8 << 30)
-    with pytest.raises(ConfigError, match="8,589,934,592.*67,108,864"):
+    with pytest.raises(ConfigError, match=r"8,589,934,592.*67,108,864"):
         run.summary()
 
 
