@@ -41,6 +41,8 @@ _LETTER = re.compile(
     r"(?P<close>[)\]}.:*、,，”\"]*)(?:(?P<gap>\s*[-–—:=]?\s*)(?P<rest>\S.*))?\s*\Z",
     re.DOTALL | re.IGNORECASE,
 )
+_MAX_NAMED_CHARS = 600
+"""The length of a letter with the text of a choice; the patterns would take long over a longer one."""
 _LETTER_AND_TEXT = re.compile(
     r"\W*(?:(?:option|choice|answer)\W+)?(?P<letter>[A-Za-z])\W*(?:[(.:)\]}=–—-]|\bis\b)\s*(?P<text>\S.*?)[)\]]*\Z",
     re.DOTALL | re.IGNORECASE,
@@ -91,7 +93,9 @@ class ChoiceGrader:
         statement = stated_answer(answer, form, thinks_first=self.thinks_first)
         if isinstance(statement, NoAnswer):
             return unread(statement)
-        if statement.mark is Mark.WHOLE and _is_list_of_choices(statement.texts[0]):
+        if statement.mark is Mark.WHOLE and (
+            _is_list_of_choices(statement.texts[0]) or _disagrees(statement.texts[0], choices)
+        ):
             return unread(NoAnswer.UNDECIDED)
         if statement.mark is Mark.WHOLE and "\n" not in statement.texts[0]:
             statement = replace(statement, texts=(*statement.texts, *ways_to_read(statement.texts[0])))
@@ -178,6 +182,8 @@ def _place_of(texts: Sequence[str], choices: Sequence[str]) -> int | None:
 
 def _disagrees(text: str, choices: Sequence[str]) -> bool:
     """Whether a letter stands beside the text of another choice: "A: Paris", "Paris (A)"."""
+    if len(text) > _MAX_NAMED_CHARS:
+        return False
     for pattern in (_LETTER_AND_TEXT, _TEXT_AND_LETTER):
         match = pattern.match(text)
         place = _place_of_text(match["text"], choices) if match else None

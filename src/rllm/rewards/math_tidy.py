@@ -84,6 +84,7 @@ _LETTER = re.compile(r"\(?([A-Za-z])\)?\Z")
 
 _OPEN_OUTWARDS = re.compile(r"([\[\]])\s*+(?![,;])([^\[\],;]+[,;]\s*+[^\[\],;]+)([\[\]])")
 """An interval whose open ends are written as brackets that turn away from it."""
+_SQUARE = re.compile(r"(?<![A-Za-z])sq\.\s*")
 _HALF_OF_DAY = re.compile(r"(?<=[0-9])\s*([ap])\.?\s?m(?:\.|(?![A-Za-z]))(?!\s*[0-9])", re.IGNORECASE)
 _CONSTANT = re.compile(
     r"\+\s*(?:c|C_\{?[01]\}?|\\text\{\s*(?:[Cc]|[Cc]onst(?:ant)?\.?)\s*\}|const(?:ant)?\.?)\s*\Z"
@@ -111,6 +112,7 @@ def tidy(text: str) -> str:
     text = _BRACKET_NAMES.sub(lambda name: _BRACKETS.get(name.group(1) + name.group(2), "|"), text)
     text = _WORDS.sub(_word, text)
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text)
+    text = _SQUARE.sub("sq ", text)
     text = _HALF_OF_DAY.sub(r" \\text{\1m}", text)
     text = text.replace("**", "^")
     text = _PLAIN_NAME.sub(lambda name: _NAMES[name.group()], text)

@@ -51,7 +51,7 @@ _JSON = re.compile(
     re.IGNORECASE,
 )
 _SKIPPED = re.compile(r"(?:[\s*_:：=→>`]|\n[ \t]*[-•][ \t])*")
-_END_OF_SENTENCE = re.compile(r"[!?。！？।]|\.(?![0-9A-Za-z])|\n")
+_END_OF_SENTENCE = re.compile(r"[!?。！？।]|(?<!\bsq)(?<!\bi\.e)(?<!\be\.g)\.(?![0-9A-Za-z])|\n")
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s$*,;&]|\\[()\[\],;!]|\\q?quad|\\text\{[^{}]{0,12}\}|(?:and|or|y|e|et|und|o|ou|oder|и|или|和|或|및|と)(?![a-z])"
     r"|[A-Za-z](?:_\{?[0-9]\}?)?\s*=)*\Z",
@@ -206,7 +206,7 @@ _CLAUSE = re.compile(
 )
 UNIT_BEHIND = re.compile(
     r"\s*((?!(?:is|are|was|were|in|and|or|of|on|at|for|per|each|which|we|as|by|to|from|because|since|the)(?![a-z]))"
-    r"(?:square\s+|cubic\s+)?[A-Za-zµ°€£%][A-Za-z°]{0,20}(?:\s*/\s*[A-Za-z]{1,8}|\s+per\s+[A-Za-z]{1,12})?(?:\^?[23²³])?|\\?%)"
+    r"(?:square\s+|cubic\s+|sq\.?\s+)?[A-Za-zµ°€£%][A-Za-z°]{0,20}(?![^\W\d_²³])(?:\s*/\s*[A-Za-z]{1,8}|\s+per\s+[A-Za-z]{1,12})?(?:\^?[23²³])?|\\?%)"
 )
 CHANGES_NUMBER = re.compile(
     r"(?:half|halves|(?:third|quarter|fourth|fifth|sixth|eighth|tenth|hundredth|thousandth)s?|tens|hundreds"
@@ -463,7 +463,7 @@ def _is_of_before(subject: str) -> bool:
 
 _LIST_NUMBER = re.compile(r"[0-9]{1,2}[.)]")
 _PRONOUN = re.compile(r"(?:\A|[\s(*])(?:it|this|that|which|everything|all)\Z", re.IGNORECASE)
-_PROSE_SENTENCE = re.compile(r"(?<=[.!?。！？।])\s+|\n+|(?<=[。！？])")
+_PROSE_SENTENCE = re.compile(r"(?<=[.!?。！？।])(?<!\bsq\.)(?<!\bi\.e\.)(?<!\be\.g\.)\s+|\n+|(?<=[。！？])")
 
 
 def _last_words(text: str, is_answer: Callable[[str], bool]) -> Stated | None:
