@@ -15,7 +15,7 @@ from rllm.models.tokenizer_file import tokenizer_file
 from rllm.rendering.answers import CLOSE_THINK, OPEN_THINK
 from rllm.rendering.images import ImageReader
 from rllm.rendering.text_tools import with_tools_as_text
-from rllm.rendering.tools import required_tool_format, shown_markup, tool_format_of
+from rllm.rendering.tools import MARKUP, required_tool_format, shown_markup, tool_format_of
 from rllm.types.chat_forms import AUTO, NATIVE, ON, OWN_FORM, TEXT, ChatForm
 from rllm.types.images import PATCH_IDS_FROM
 from rllm.types.messages import Message
@@ -254,6 +254,15 @@ class HuggingFaceTokenizer:
         other = copy.copy(self)
         other._template_variables = {**self._template_variables, **variables}
         return other
+
+    @cached_property
+    def control_texts(self) -> frozenset[str]:
+        """Texts that are encoded as tokens of their own and mean more than what they say."""
+        return frozenset(
+            token.content
+            for token in self._tokenizer.added_tokens_decoder.values()
+            if token.special or token.content in MARKUP
+        )
 
     def _hidden_tokens(self) -> frozenset[int] | None:
         """Special tokens but for markup; None where no markup is special, so that the decoder can leave them

@@ -21,10 +21,12 @@ from typing import Any, cast
 
 from rllm.errors import ConfigError, ModelDirectoryError
 from rllm.rendering.answers import CLOSE_THINK, OPEN_THINK
+from rllm.rendering.guards import GUARD, encode_guarded, guard, guard_pattern
 from rllm.rendering.images import with_patches
 from rllm.rendering.template import as_template_sees
 from rllm.rendering.tokens import TextTokenizer
 from rllm.rendering.tools import (
+    MARKUP,
     PROBE_NAME,
     PROBE_TOOLS,
     PlainFormat,
@@ -68,7 +70,11 @@ class ChatRenderer:
         self._images = tokenizer.images
         self._tail = lru_cache(maxsize=32_768)(self._tail_uncached)
         self._plain = lru_cache(maxsize=4_096)(self._plain_uncached)
-        self._long = _LongTexts(tokenizer)
+        control_texts: frozenset[str] = getattr(tokenizer, "control_texts", frozenset())
+        self._outer_guard = guard_pattern(control_texts)
+        # A program may describe the markup of calls to the model.
+        self._system_guard = guard_pattern(control_texts - MARKUP)
+        self._long = _LongTexts(self._encode)
         self._appends = lru_cache(maxsize=256)(self._appends_uncached)
         self.stop_texts: tuple[str, ...] = getattr(tokenizer, "stop_texts", ())
         """Texts that end an answer, of models that have no token for that."""
@@ -168,10 +174,13 @@ class ChatRenderer:
     # Arrays, because a list or tuple of ids takes up to nine times the memory.
 
     def _plain_uncached(self, plain: Plain) -> "array[int]":
-        return array("i", self.tokenizer.encode(self._say(_messages(plain))))
+        return array("i", self._encode(self._say(_messages(plain))))
 
     def _tail_uncached(self, plain: Plain) -> "array[int]":
-        return array("i", self.tokenizer.encode(self._text_after_answer(_STUB, _messages(plain))))
+        return array("i", self._encode(self._text_after_answer(_STUB, _messages(plain))))
+
+    def _encode(self, text: str) -> list[int]:
+        return encode_guarded(self.tokenizer.encode, text)
 
     # ---- text ------------------------------------------------------------------------------------------
 
@@ -180,11 +189,11 @@ class ChatRenderer:
 
         Raises ConfigError where the template refuses it.
         """
-        return self._say(messages, tools, asks=False)
+        return self._say(messages, tools, asks=False).replace(GUARD, "")
 
     def text_that_asks(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """The text of `render`."""
-        return self._say(messages, tools)
+        return self._say(messages, tools).replace(GUARD, "")
 
     def _say(self, messages: Sequence[Message], tools: Tools = (), *, asks: bool = True) -> str:
         with_calls = any("tool_calls" in message or "tool_call_id" in message for message in messages)
@@ -192,16 +201,28 @@ class ChatRenderer:
         text_arguments = with_calls and self._text_arguments
         takes_images = self._images is not None
         template_messages = [
-            as_template_sees(
-                message, short_ids=short_ids, text_arguments=text_arguments, takes_images=takes_images
+            self._with_guards(
+                as_template_sees(
+                    message, short_ids=short_ids, text_arguments=text_arguments, takes_images=takes_images
+                )
             )
             for message in messages
         ]
         if not tools:
             return self.tokenizer.apply_template(template_messages, add_generation_prompt=asks)
         return self.tokenizer.apply_template(
-            template_messages, add_generation_prompt=asks, tools=[dict(tool) for tool in tools]
+            template_messages,
+            add_generation_prompt=asks,
+            tools=[guard(dict(tool), self._outer_guard) for tool in tools],
         )
+
+    def _with_guards(self, message: Message) -> Message:
+        """The message, with no control token in it; an answer is the model's own."""
+        role = message.get("role")
+        if role == "assistant":
+            return message
+        pattern = self._system_guard if role in ("system", "developer") else self._outer_guard
+        return cast(Message, {key: guard(value, pattern) for key, value in message.items()})
 
     def _new_text(self, new_messages: Sequence[Message], tools: Tools = ()) -> str:
         """The text behind an answer. Tools are listed far ahead of it, so a short list stands for theirs."""
@@ -277,8 +298,8 @@ class ChatRenderer:
 class _LongTexts:
     """Ids of texts that are too long to be kept by the thousand; forgets the oldest."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        self._encode = encode
         self._entries: OrderedDict[Hashable, tuple[int, array[int]]] = OrderedDict()
         self._lock = threading.Lock()
         self.num_characters = 0
@@ -294,7 +315,7 @@ class _LongTexts:
                 self._entries.move_to_end(key)
                 return entry[1].tolist()
         # Not under the lock, because encoding takes long: two threads may both encode one text.
-        ids = self._tokenizer.encode(text())
+        ids = self._encode(text())
         with self._lock:
             if key not in self._entries:
                 self._entries[key] = size, array("i", ids)
