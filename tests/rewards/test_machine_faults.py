@@ -3,8 +3,13 @@ reward: the work is paid, or the episode is an infrastructure failure. It is nev
 """
 
 import errno
+import os
 import random
+import shutil
+import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,6 +55,10 @@ TEST = (
     "echo ${score:-0} > /logs/verifier/reward.txt"
 )
 FILE_JOBS = ("snapshot", "changes")
+SYSTEM_CALLS = (
+    *("openat", "read", "write", "close", "pipe2", "socketpair", "memfd_create", "sendmsg", "sendto"),
+    *("recvmsg", "poll", "fcntl", "mkdir", "unlink", "getdents64", "newfstatat"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +89,26 @@ def opened(examination: Examination) -> Sandbox:
     return sandbox
 
 
+class Agent:
+    """An agent's world in which the work is done; another one where a fault has ended it."""
+
+    def __init__(self, examination: Examination) -> None:
+        self._examination = examination
+        self._sandbox = opened(examination)
+
+    @property
+    def sandbox(self) -> Sandbox:
+        if not self._sandbox.is_alive:
+            self._sandbox.close()
+            self._sandbox = opened(self._examination)
+        return self._sandbox
+
+
 @pytest.fixture(scope="module")
-def agent(examination: Examination) -> Iterator[Sandbox]:
-    with opened(examination) as sandbox:
-        yield sandbox
+def agent(examination: Examination) -> Iterator[Agent]:
+    made = Agent(examination)
+    yield made
+    made.sandbox.close()
 
 
 @dataclass(frozen=True)
@@ -124,53 +149,96 @@ def sample(faults: list[Fault], count: int) -> list[Fault]:
     return random.Random(SEED).sample(faults, count)
 
 
-def end_of(agent: Sandbox, examination: Examination, fault: Fault) -> str:
-    """ "paid", "failed", or what is wrong with how honest work ended."""
+def end_of(agent: Sandbox, examination: Examination, *, is_for_good: bool = False) -> str:
+    """ "paid", "failed", or what is wrong with how honest work ended.
+
+    Tests that for good do not even run on the task as it was given are the task's fault: not tried again.
+    """
     try:
         reward = task_reward(agent, examination, where="the task", solve=lambda: None)
     except Exception as error:  # noqa: BLE001  all that an environment raises is an infrastructure failure
-        is_fine = is_infrastructure(error)
+        is_fine = is_infrastructure(error) or (is_for_good and isinstance(error, RewardError))
         return "failed" if is_fine else f"not tried again: {type(error).__name__}: {error}"
     return "paid" if reward.rewards == {"reward": 1.0} else f"worth nothing: {reward}"
 
 
-def end_with(fault: Fault, agent: Sandbox, examination: Examination) -> str:
+def end_with(fault: Fault, agent: Agent, examination: Examination) -> str:
+    sandbox = agent.sandbox
     worlds = None if fault.is_for_good else 1
     if fault.point.module in HERE:
         with fault_here(fault.point, fault.number, times=worlds):
-            return end_of(agent, examination, fault)
+            return end_of(sandbox, examination, is_for_good=fault.is_for_good)
     if not fault.is_agents:
         with fault_inside(fault.point, fault.number, worlds=worlds):
-            return end_of(agent, examination, fault)
+            return end_of(sandbox, examination, is_for_good=fault.is_for_good)
     try:
         with fault_inside(fault.point, fault.number, jobs=FILE_JOBS):
             own = opened(examination)
     except SandboxError:
         return "failed"
     with own:
-        return end_of(own, examination, fault)
+        return end_of(own, examination)
 
 
-def unfair_ends(faults: list[Fault], agent: Sandbox, examination: Examination) -> list[str]:
+def unfair_ends(faults: list[Fault], agent: Agent, examination: Examination) -> list[str]:
     ends = {str(fault): end_with(fault, agent, examination) for fault in faults}
     print(Counter(ends.values()))
     return [f"{fault}: {end}" for fault, end in ends.items() if end not in ("paid", "failed")]
 
 
 def test_a_machine_in_trouble_never_costs_honest_work_its_reward(
-    agent: Sandbox, examination: Examination
+    agent: Agent, examination: Examination
 ) -> None:
-    assert end_of(agent, examination, faults_here()[0]) == "paid"
-    assert unfair_ends(sample([*faults_here(), *faults_inside()], 12), agent, examination) == []
+    assert end_of(agent.sandbox, examination) == "paid"
+    assert unfair_ends(sample([*faults_here(), *faults_inside()], 40), agent, examination) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [*HERE, *MODULES])
 def test_trouble_at_any_call_never_costs_honest_work_its_reward(
-    agent: Sandbox, examination: Examination, module: str
+    agent: Agent, examination: Examination, module: str
 ) -> None:
     faults = [fault for fault in [*faults_here(), *faults_inside()] if fault.point.module == module]
     assert unfair_ends(faults, agent, examination) == []
+
+
+def end_under_strace(agent: Agent, examination: Examination, injection: str) -> str:
+    """The end while system calls of the thread that asks for the reward fail."""
+    sandbox, start, ends = agent.sandbox, threading.Event(), list[str]()
+
+    def work() -> None:
+        start.wait()
+        ends.append(end_of(sandbox, examination))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    command = ["strace", "-qq", "-o", os.devnull, "-e", f"inject={injection}", "-p", str(thread.native_id)]
+    tracer = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        status = Path(f"/proc/self/task/{thread.native_id}/status")
+        while "TracerPid:\t0\n" in status.read_text():
+            if tracer.poll() is not None:
+                pytest.skip("strace may not attach to other processes here")
+            time.sleep(0.01)
+    finally:
+        start.set()
+        thread.join()
+        tracer.terminate()
+        tracer.wait()
+    return ends[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_trouble_at_any_system_call_never_costs_honest_work_its_reward(
+    agent: Agent, examination: Examination
+) -> None:
+    ends: dict[str, str] = {}
+    for call, number, when in product(SYSTEM_CALLS, ERRNOS, (1, 2, 5, 20)):
+        injection = f"{call}:error={errno.errorcode[number]}:when={when}"
+        ends[injection] = end_under_strace(agent, examination, injection)
+    print(Counter(ends.values()))
+    assert [each for each in ends.items() if each[1] not in ("paid", "failed")] == []
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +269,7 @@ def end_of_patch(world: SWEWorld, patch: str, fault: Fault) -> str:
 
 
 def test_a_patch_is_never_blamed_for_trouble_where_its_tests_run(world: SWEWorld, patch: str) -> None:
-    faults = sample(faults_of_hidden_tests(), 4)
+    faults = sample(faults_of_hidden_tests(), 8)
     ends = {str(fault): end_of_patch(world, patch, fault) for fault in faults}
     assert [each for each in ends.items() if each[1] not in ("paid", "failed")] == []
 

@@ -47,7 +47,7 @@ def moved(
 
 
 def test_a_thousand_files_in_new_folders_are_more_than_one_process_may_open(backend: str, layer: str) -> None:
-    work = "cd /app; for n in $(seq 1000); do mkdir $n; echo $n > $n/file; done"
+    work = "cd /app; mkdir $(seq 1000); for n in $(seq 1000); do echo $n > $n/file; done"
     assert moved(backend, layer, work, "cat /app/*/file | wc -l") == "1000\n"
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rllm.errors import RewardError
+from rllm.errors import RewardError, SandboxError
 from rllm.sandbox.base import Sandbox
 from rllm.sandbox.types import Snapshot, Status
 from rllm.sandbox.verifier import Examination, Examined, examine, snapshot_of
@@ -62,9 +62,12 @@ def task_reward(
         return TaskReward(reason=f"both {' and '.join(RESULTS)} were left; the tests leave one of them")
     if not fault:
         return TaskReward(rewards=rewards_of(result, bounds), reason="tests")
-    if result.test_run is None or result.test_run.status in EXCEEDED:
+    if result.test_run is None or result.test_run.status in LIMITS:
         return TaskReward(reason=fault)
-    if not _fault(examine(examination, None), bounds):
+    untouched = examine(examination, None)
+    if untouched.test_run is not None and untouched.test_run.status is Status.KILLED:
+        raise SandboxError(f"{where}: {fault}, and on the task as it was given: this machine ends them")
+    if not _fault(untouched, bounds):
         return TaskReward(reason=f"{fault}; on the task as it was given they leave one")
     solution = solve()
     if solution is not None and not _fault(examine(examination, solution), bounds):

@@ -6,10 +6,12 @@ Limits ──► Sandbox.exec ──► ExecResult(status, exit_code, stdout, st
 """
 
 import os
+import stat
 from dataclasses import dataclass
 from enum import StrEnum
 
 from rllm.errors import ConfigError
+from rllm.errors.machine import MACHINE_ERRNOS
 
 MOST = 2_000_000
 """The greatest value of every limit: the calls of the kernel take no longer or larger ones."""
@@ -130,19 +132,29 @@ class Root:
                     f"Folder {folder!r} of a writable root is no absolute path below `/` without `..`."
                 )
         for source, _ in self.mounts:
-            if self.tree or not (os.path.isabs(source) and os.path.isdir(source)):
+            if self.tree or not (os.path.isabs(source) and _is_directory(source)):
                 raise ConfigError(
                     f"`mounts` has {source!r}; give the absolute path of a directory, and no `tree`."
                 )
         for layer in self.layers:
-            if not (os.path.isabs(layer) and os.path.isdir(layer)):
+            if not (os.path.isabs(layer) and _is_directory(layer)):
                 raise ConfigError(f"Layer {layer!r} of a writable root is no absolute path of a directory.")
         if self.layers and self.tree:
             raise ConfigError("`layers` are laid over this machine's system; leave `tree` out.")
-        if self.tree and not (os.path.isabs(self.tree) and os.path.isdir(self.tree)):
+        if self.tree and not (os.path.isabs(self.tree) and _is_directory(self.tree)):
             raise ConfigError(
                 f"`tree` is {self.tree!r}; give the absolute path of a directory with an unpacked image."
             )
+
+
+def _is_directory(path: str) -> bool:
+    """Raises OSError where this machine cannot say, which `os.path.isdir` takes for a no."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno in MACHINE_ERRNOS:
+            raise
+        return False
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
