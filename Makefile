@@ -62,7 +62,7 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/rllm model pull smollm2-135m-instruct
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node $(if $(filter 1,$(shell getconf _NPROCESSORS_ONLN)),1,2) \
-	examples/pretrained/relay.py smollm2-135m-instruct $(RUN) 24 32
+	examples/demo.py smollm2-135m-instruct $(RUN)
 	$(BIN)/rllm runs show $(RUN)
 	$(BIN)/rllm runs show $(RUN) --before-after
 

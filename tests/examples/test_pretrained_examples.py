@@ -176,3 +176,10 @@ def require_walls(name: str) -> None:
         require_backend("bubblewrap")
     except ConfigError as error:
         pytest.skip(str(error))
+
+
+def test_the_demo_trains_an_adapter_of_the_workflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES.parent)
+    demo = importlib.import_module("demo")
+    config = demo.trainer("builtin:tiny", tmp_path / "run", **demo.SETTINGS).config
+    assert (config.steps, config.lora.rank, config.evaluation.num_tasks) == (24, 16, 32)
