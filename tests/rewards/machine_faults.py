@@ -48,6 +48,7 @@ def __fault__(point, function):
     if point == {point!r} and getattr(_sys, "rllm_armed", False):
         if not {number}:
             _os.kill(_os.getpid(), _signal.SIGKILL)
+            _os._exit(137)  # the first process of a namespace cannot kill itself
         raise OSError({number}, _os.strerror({number}))
     return function
 """

@@ -193,6 +193,8 @@ def test_a_machine_in_trouble_never_costs_honest_work_its_reward(
     assert unfair_ends(sample([*faults_here(), *faults_inside()], 40), agent, examination) == []
 
 
+# A fault where something is closed leaves it open, which Python says when it finds it.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [*HERE, *MODULES])
 def test_trouble_at_any_call_never_costs_honest_work_its_reward(

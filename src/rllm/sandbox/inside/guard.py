@@ -25,6 +25,7 @@ import stat
 import struct
 import time
 
+from rllm.errors.machine import MACHINE_ERRNOS
 from rllm.sandbox.inside import kernel
 
 TYPE_CHECKING = False  # `typing` is a megabyte of every idle sandbox
@@ -82,6 +83,10 @@ _MACHINES = {
 }
 _CALLS = {"x86_64": {"openat": 257, "close": 3}, "aarch64": {"openat": 56, "close": 57}}
 _ORIGINAL_CALL_X86 = 15
+
+
+class _RefusedCallError(OSError):
+    """A call that was made in the name of a process."""
 
 
 class Guard:
@@ -175,7 +180,11 @@ class Guard:
             self._hold(pid, self._access_of(words, folder))
         except ProcessLookupError:
             raise
-        except OSError:  # it could not be held, so it does not run
+        except OSError as error:
+            # What this process is refused is this machine's fault, and ends the cell. What the held one is
+            # refused may be its own doing, by limits that it sets: it could not be held, so it does not run.
+            if error.errno in MACHINE_ERRNOS and not isinstance(error, _RefusedCallError):
+                raise
             os.kill(pid, signal.SIGKILL)
 
     def _is_agents(self, program: str, words: list[str], folder: str) -> bool:
@@ -306,7 +315,7 @@ class Guard:
         pending += self._to_next_call(pid)
         (result,) = struct.unpack("=q", struct.pack("=Q", self._registers(pid)[machine.result]))
         if result < 0:
-            raise OSError(-result, os.strerror(-result))
+            raise _RefusedCallError(-result, os.strerror(-result))
         return result
 
     def _to_next_call(self, pid: int) -> list[int]:
