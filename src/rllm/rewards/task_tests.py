@@ -64,10 +64,10 @@ def task_reward(
         return TaskReward(rewards=rewards_of(result, bounds), reason="tests")
     if result.test_run is None or result.test_run.status in LIMITS:
         return TaskReward(reason=fault)
-    untouched = examine(examination, None)
-    if untouched.test_run is not None and untouched.test_run.status is Status.KILLED:
+    control = examine(examination, None)
+    if control.test_run is not None and control.test_run.status is Status.KILLED:
         raise SandboxError(f"{where}: {fault}, and on the task as it was given: this machine ends them")
-    if not _fault(untouched, bounds):
+    if not _fault(control, bounds):
         return TaskReward(reason=f"{fault}; on the task as it was given they leave one")
     solution = solve()
     if solution is not None and not _fault(examine(examination, solution), bounds):
