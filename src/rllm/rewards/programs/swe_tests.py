@@ -14,6 +14,7 @@ Standard library alone, but for pytest.
 import ast
 import ctypes
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -58,8 +59,8 @@ def main() -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "this process cannot be made non-dumpable")
     sys.path.insert(0, TESTS)
-    import swe_twins  # before the patch, which may bring a module of the same name
-
+    # Before the patch, which may bring a module of the same name.
+    twin_of = importlib.import_module("swe_twins").twin_of
     sys.path.remove(TESTS)
     secret = sys.stdin.readline().strip()
     fault = prepare(plan)
@@ -80,7 +81,7 @@ def main() -> None:
     if not plan["is_python"]:
         write_report({**run_command(plan["words"]), "tree": tree}, secret)
         return
-    twins = place_twins(plan, swe_twins.twin_of, draw) if plan["hidden"] else []
+    twins = place_twins(plan, twin_of, draw) if plan["hidden"] else []
     write_report({**watched_tests(plan, canary, twins), "tree": tree}, secret)
 
 

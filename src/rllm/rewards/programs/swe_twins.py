@@ -72,22 +72,27 @@ def checks_in(body: list):
 
 
 def is_check(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Assert):
-        return True
     if isinstance(statement, ast.Expr):
-        return called_name(statement.value).startswith("assert")
-    return isinstance(statement, (ast.With, ast.AsyncWith)) and any(map(expects_error, statement.items))
+        return called_name(call_in(statement.value)).startswith("assert")
+    if isinstance(statement, (ast.With, ast.AsyncWith)):
+        return any(map(expects_error, statement.items))
+    return isinstance(statement, ast.Assert)
 
 
 def expects_error(item: ast.withitem) -> bool:
-    return called_name(item.context_expr) in ERROR_CHECKS
+    return called_name(call_in(item.context_expr)) in ERROR_CHECKS
 
 
-def called_name(node: ast.expr) -> str:
-    """The last part of the name of the function that an expression calls; empty for another expression."""
+def call_in(node: ast.expr) -> "ast.Call | None":
+    """The call that an expression is, or that it waits for."""
     if isinstance(node, ast.Await):
         node = node.value
-    function = node.func if isinstance(node, ast.Call) else None
+    return node if isinstance(node, ast.Call) else None
+
+
+def called_name(call: "ast.Call | None") -> str:
+    """The last part of the name of the function; empty where there is no call of a name."""
+    function = call and call.func
     return getattr(function, "attr", "") or getattr(function, "id", "")
 
 
@@ -101,11 +106,12 @@ def invert(statement: ast.stmt) -> "list[ast.stmt]":
             return statement.body  # the error that was expected is the failure
         statement.items = others
         return [statement]
-    call = statement.value.value if isinstance(statement.value, ast.Await) else statement.value
-    if called_name(call) in EQUALITY_CHECKS and len(call.args) >= 2:
+    call = call_in(statement.value) if isinstance(statement, ast.Expr) else None
+    if call is not None and called_name(call) in EQUALITY_CHECKS and len(call.args) >= 2:
         comparison = ast.Compare(left=call.args[0], ops=[ast.Eq()], comparators=[call.args[1]])
         return [ast.Assert(test=inverted_condition(comparison), msg=None)]
     (attempt,) = ast.parse(ATTEMPT).body
+    assert isinstance(attempt, ast.Try)
     attempt.body = [statement]
     return [attempt]
 
@@ -126,7 +132,7 @@ def inverted_condition(condition: ast.expr) -> ast.expr:
 
 def changed_literal(node: ast.expr):
     """Another literal of the same type, or None for what is no literal. That of `pytest.approx(3)` counts."""
-    if called_name(node) == "approx" and node.args:
+    if isinstance(node, ast.Call) and called_name(node) == "approx" and node.args:
         inner = changed_literal(node.args[0])
         if inner is None:
             return None
