@@ -156,3 +156,22 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 
 def test_the_licence_of_what_others_wrote_comes_along() -> None:
     assert "MIT" in static_names()["vendor/uPlot.LICENSE"].read_text()
+
+
+def test_silent_connections_and_slow_heads_are_closed_and_honest_readers_answered(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm.view.server.HEAD_TIMEOUT_S", 0.3)
+    server = ViewServer(Sources([runs]), token=TOKEN)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        connections = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(20)]
+        connections[0].sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert get(server, "/api/runs", Authorization=f"Bearer {TOKEN}")[0] == 200
+        for connection in connections:
+            with connection:
+                assert connection.recv(1) == b""
+    finally:
+        server.stop()
+        thread.join()

@@ -1,6 +1,7 @@
 """Requests of strangers: numbers that nothing holds, texts that are none, inputs whose check has no end."""
 
 import asyncio
+import io
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,10 @@ async def test_feedback_that_no_database_holds_is_refused_and_any_finite_score_i
                 ('{"score": NaN}', 400),
                 ('{"score": -1e400}', 400),
                 ('{"label": "\\ud800"}', 400),
+                (f'{{"label": "{"x" * (1 << 20)}"}}', 413),
                 (f'{{"score": {10**20}}}', 201),
             ):
-                async with http.post(f"{runs}/a/feedback", data=body) as reply:
+                async with http.post(f"{runs}/a/feedback", data=io.BytesIO(body.encode())) as reply:
                     assert reply.status == status, body
             async with http.post(
                 runs, data='{"inputs": {"run_id": "b", "task": "x"}, "constraints": []}'
@@ -197,3 +199,26 @@ async def test_corrected_outputs_need_not_repeat_what_the_runtime_fills_in(tmp_p
         ):
             assert word in await worker.add_feedback("a", {"outputs": outputs})
         assert worker.store.feedback(run.id) == whole
+
+
+async def test_silent_connections_and_slow_heads_are_closed_and_honest_callers_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm.worker.http.HEAD_TIMEOUT_S", 0.2)
+    contract = read_contract(files.write_worker(tmp_path))
+    async with WorkerHost([contract], tmp_path / "runs") as host, aiohttp.ClientSession() as http:
+        server = WorkerServer(host, token=None)
+        await server.start()
+        try:
+            silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)]
+            slow = await asyncio.open_connection("127.0.0.1", server.port)
+            slow[1].write(b"GET /health HTTP/1.1\r\nHost: ")
+            async with http.get(f"{server.url}/health") as reply:
+                assert reply.status == 200
+            answers = await asyncio.wait_for(asyncio.gather(*(reader.read() for reader, _ in silent)), 30)
+            assert answers == [b""] * 20
+            assert b" 408 " in await asyncio.wait_for(slow[0].read(), 30)
+            for _, writer in [*silent, slow]:
+                writer.close()
+        finally:
+            await server.close()

@@ -17,6 +17,7 @@ import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import urlencode
 
 try:
@@ -26,6 +27,7 @@ try:
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse, RedirectResponse, Response
     from starlette.routing import Route
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as error:
     from rllm.errors import MissingExtraError
 
@@ -33,6 +35,7 @@ except ModuleNotFoundError as error:
 
 from rllm.errors import RllmError
 from rllm.files.atomic import StorageErrors, write_atomic
+from rllm.files.descriptors import quiet_refused_connections, raised_file_limit
 from rllm.files.home import rllm_home
 from rllm.gateway.server.auth import Tokens, is_loopback, require_guarded
 from rllm.gateway.server.listening import listening_socket
@@ -70,6 +73,8 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".LICENSE": "text/plain; charset=utf-8",
 }
+HEAD_TIMEOUT_S = 30.0
+"""For the head of a request, from the moment that the connection is made."""
 _SHUTDOWN_S = 3
 _TOKEN_FILE = "token"
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -89,6 +94,37 @@ def kept_token() -> str:
     return token
 
 
+class _BoundedProtocol(H11Protocol):
+    """uvicorn's connection, closed where the head of its next request takes too long."""
+
+    def __init__(self, *inputs: Any, **options: Any) -> None:
+        super().__init__(*inputs, **options)
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._time_the_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_the_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    def _time_the_head(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+        elif self._head_timer is None:  # else each byte of a head would give it more time
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
 class ViewServer:
     """The page over `sources` on one address. `token` is None where everybody who can connect may look."""
 
@@ -106,6 +142,7 @@ class ViewServer:
             log_level="warning",
             lifespan="off",
             server_header=False,
+            http=_BoundedProtocol,
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         self._server = uvicorn.Server(settings)
@@ -125,6 +162,8 @@ class ViewServer:
         asyncio.run(self.serve_until_stopped())
 
     async def serve_until_stopped(self) -> None:
+        raised_file_limit()
+        quiet_refused_connections()
         await self._server.serve(sockets=[self._socket])
 
     def stop(self) -> None:

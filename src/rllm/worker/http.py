@@ -25,8 +25,10 @@ except ModuleNotFoundError as error:
 
 from rllm.contracts.contract import Contract
 from rllm.errors import ConfigError, InferenceError, StorageError
+from rllm.files.descriptors import quiet_refused_connections, raised_file_limit
 from rllm.gateway.server.auth import Tokens, require_guarded
 from rllm.gateway.server.disk import DiskCheck
+from rllm.gateway.server.http import HttpServer
 from rllm.gateway.server.listening import listening_socket
 from rllm.gateway.server.prometheus import CONTENT_TYPE
 from rllm.worker.envelope import envelope_problem
@@ -37,13 +39,30 @@ from rllm.worker.replies import is_text
 from rllm.worker.response import WorkerResponse
 from rllm.worker.runtime import WorkerRuntime
 
-MAX_BODY_BYTES = 32 << 20
+MAX_BODY_BYTES, MAX_FEEDBACK_BYTES = 32 << 20, 1 << 20
 _MAX_SCORE = 1e300
+HEAD_TIMEOUT_S = 30.0
+"""For the head of a request; a new connection may stay silent four times as long."""
 _SHUTDOWN_S = 10.0
 """For answers on their way when the server is stopped."""
 _OPEN = ("/health", "/ready")
 """For whoever watches: without a token."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _BoundedRunner(web.AppRunner):
+    """aiohttp's runner, whose connections have so many seconds for the head of a request."""
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        return HttpServer(
+            server.request_handler,
+            request_factory=server.request_factory,
+            head_timeout_s=HEAD_TIMEOUT_S,
+            # A run goes on when its client leaves: the next one asks for the answer.
+            handler_cancellation=False,
+            access_log=None,
+        )
 
 
 class WorkerServer:
@@ -82,7 +101,9 @@ class WorkerServer:
         app.router.add_delete("/workers/{id}/runs/{key}", self._cancel)
         app.router.add_post("/workers/{id}/runs/{key}/feedback", self._feedback)
         app.router.add_post("/runs/{id}/feedback", self._feedback_by_run)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+        raised_file_limit()
+        quiet_refused_connections()
+        self._runner = _BoundedRunner(app, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket, backlog=4096).start()
 
@@ -196,8 +217,12 @@ class WorkerServer:
     async def _keep_feedback(
         self, request: web.Request, worker: WorkerRuntime, key: str
     ) -> web.StreamResponse:
+        body = await request.read()
+        if len(body) > MAX_FEEDBACK_BYTES:
+            why = f"The feedback has {len(body):,} bytes; at most {MAX_FEEDBACK_BYTES:,} are kept."
+            return _refusal(413, "too_large", why)
         try:
-            feedback = json.loads(await request.read())
+            feedback = json.loads(body)
         except (ValueError, RecursionError) as error:
             return _refusal(400, "bad_json", f"The body is no JSON: {error}.")
         problem = _feedback_problem(feedback) or await worker.add_feedback(key, feedback)

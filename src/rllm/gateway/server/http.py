@@ -33,10 +33,14 @@ class HttpServer(web.Server):
         handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         *,
         head_timeout_s: float,
+        request_factory: Any = None,
+        handler_cancellation: bool = True,
         **how: Any,
     ) -> None:
-        # aiohttp lets handlers run on by default; here a client that leaves has to stop its call.
-        super().__init__(handler, handler_cancellation=True, **how)
+        # aiohttp lets handlers run on by default; in the gateway a client that leaves has to stop its call.
+        super().__init__(
+            handler, request_factory=request_factory, handler_cancellation=handler_cancellation, **how
+        )
         self.head_timeout_s = head_timeout_s
         self._how = how
 
