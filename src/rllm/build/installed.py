@@ -36,7 +36,7 @@ EXTRAS = {
         "sacrebleu": "2.5",
         "sympy": "1.13",
     },
-    "mcp": {"mcp": "2.3"},
+    "mcp": {"mcp": "2.3", "jsonschema": "4.23", "jsonschema-rs": "0.40"},
     "tensorboard": {"tensorboard": "2.18"},
     "wandb": {"wandb": "0.19"},
     "mlflow": {"mlflow-skinny": "3.0"},
