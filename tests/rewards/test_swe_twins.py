@@ -133,6 +133,23 @@ FORGED: dict[str, str] = {
         "        pass\n"
         "os._exit(0)"
     ),
+    "events that no test writes": (
+        "import os\n"
+        "for fd in range(3, 64):\n"
+        "    try:\n"
+        "        os.write(fd, b'\\x1e\\x1ftests/test_add.py::test_add\\x1fGOOD\\x1e\\x1f')\n"
+        "    except OSError:\n"
+        "        pass"
+    ),
+    "more events than a report holds": (
+        "import os\n"
+        "for fd in range(3, 64):\n"
+        "    try:\n"
+        "        for _ in range(512):\n"
+        "            os.write(fd, b'x' * 65536)\n"
+        "    except OSError:\n"
+        "        pass"
+    ),
     "a reporter found by its callers": (
         "import gc\n"
         "for o in gc.get_objects():\n"
@@ -211,3 +228,49 @@ def test_a_twin_that_cannot_fail_costs_the_reference_nothing(
     assert run_tests(world, world.repository.gold).twins == {
         "tests/test_add.py::test_add": ["PASSED", "PASSED", "PASSED"]
     }
+
+
+REGISTERED = """\
+import calc
+
+assert not hasattr(calc, "seen"), "imported twice"
+calc.seen = True
+
+
+def test_add():
+    assert calc.add(1, 2) == 3
+"""
+
+
+def test_tests_that_are_imported_once_alone_are_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies beside them in one process would fail them, or be failed by them."""
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    source, commit = repository(tmp_path)
+    fields = row(source, base_commit=commit) | {"test_files": {"tests/test_add.py": REGISTERED}}
+    world = SWEWorld.of(SWETask.from_row(fields), backend=usable_backend(), limits=LIMITS)
+    grade = grade_patch(world, world.repository.gold)
+    assert grade.score == 1.0, grade
+
+
+def test_modules_of_one_name_lose_no_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
+    source, commit = repository(tmp_path)
+    text = (
+        "import unittest\nfrom calc import add\n\n\nclass AddTest(unittest.TestCase):\n"
+        "    def test_add(self):\n        self.assertEqual(add(1, 2), 3)\n"
+    )
+    files = {
+        f"tests/{folder}/{name}": content
+        for folder in "ab"
+        for name, content in (("__init__.py", ""), ("test_it.py", text))
+    }
+    fields = row(source, base_commit=commit) | {
+        "test_command": ["python", "-m", "unittest", "tests.a.test_it", "tests.b.test_it"],
+        "test_files": {"tests/__init__.py": "", **files},
+        "FAIL_TO_PASS": [f"tests.{folder}.test_it.AddTest.test_add" for folder in "ab"],
+        "PASS_TO_PASS": [],
+    }
+    world = SWEWorld.of(SWETask.from_row(fields), backend=usable_backend(), limits=LIMITS)
+    assert grade_patch(world, world.repository.gold).score == 1.0
+    twins = run_tests(world, world.repository.gold).twins
+    assert twins == {name: ["PASSED", "PASSED", "FAILED"] for name in fields["FAIL_TO_PASS"]}

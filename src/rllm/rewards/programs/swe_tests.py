@@ -7,11 +7,13 @@
 
 This process imports nothing of the patch, no other process may read its memory, and it seals the report with
 a secret that comes on stdin; what a program prints, or writes in its place, has no seal. The process of the
-tests knows neither the secret nor which tests are twins: what it says of a test counts if its twin agrees.
+tests knows neither the secret nor which tests are twins: what it says of a test counts if its twin agrees,
+which runs in another process.
 Standard library alone, but for pytest.
 """
 
 import ast
+import contextlib
 import ctypes
 import hashlib
 import importlib
@@ -41,6 +43,7 @@ MOST_LOG_BYTES = 16 << 20
 PR_SET_DUMPABLE = 4
 MOST_TWINS = 20
 """Tests that get a twin, drawn among those that have to pass."""
+STATUSES = ("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL")
 FIELD, END = "\x1f", "\x1e"
 """End a field, and an event, of what the process of the tests writes."""
 
@@ -81,8 +84,9 @@ def main() -> None:
     if not plan["is_python"]:
         write_report({**run_command(plan["words"]), "tree": tree}, secret)
         return
-    twins = place_twins(plan, twin_of, draw) if plan["hidden"] else []
-    write_report({**watched_tests(plan, canary, twins), "tree": tree}, secret)
+    # Before the tests, which may write to the files that are copied.
+    copies = copies_of_tests(plan, twin_of, draw) if plan["hidden"] else []
+    write_report({**test_report(plan, canary, copies, draw), "tree": tree}, secret)
 
 
 # ---- the tree ----------------------------------------------------------------------------------------------
@@ -264,12 +268,23 @@ def new_path(path: str, draw: random.Random) -> str:
     return os.path.join(folder, f"{name}.py")
 
 
-def place_twins(plan: dict, twin_of, draw: random.Random) -> "list[tuple[str, str, str, list[str]]]":
-    """(path of tests, path of a plain copy, path of their twins, names of functions), for each file.
+class Copies:
+    """A file of tests, a plain copy of it and one with twins: a patch has to read both to tell them apart."""
 
-    Both copies are written in the same way under names that say nothing, so that a patch has to read them to
-    tell them apart. Python before 3.9 cannot write a syntax tree: no file has twins there.
-    """
+    def __init__(self, path: str, functions: "list[str]", texts: "tuple[str, str]", draw: random.Random):
+        self.path, self.functions = path, functions
+        self.paths = (new_path(path, draw), new_path(path, draw))
+        """Of the plain copy and of the twins."""
+        self._texts = texts
+
+    def write(self) -> None:
+        for path, text in zip(self.paths, self._texts, strict=False):
+            write(path, text)
+
+
+def copies_of_tests(plan: dict, twin_of, draw: random.Random) -> "list[Copies]":
+    """Copies of the files of some of the tests that have to pass; none before Python 3.9, which cannot write
+    a syntax tree."""
     if not hasattr(ast, "unparse"):
         return []
     names_by_path: dict[str, set[str]] = {}
@@ -277,7 +292,7 @@ def place_twins(plan: dict, twin_of, draw: random.Random) -> "list[tuple[str, st
     for test in draw.sample(tests, min(len(tests), MOST_TWINS)):
         for path, name in functions_named(test, plan):
             names_by_path.setdefault(path, set()).add(name)
-    files = []
+    copies = []
     for path, names in sorted(names_by_path.items()):
         with open(path, encoding="utf-8", errors="surrogateescape") as stream:
             source = stream.read()
@@ -285,14 +300,9 @@ def place_twins(plan: dict, twin_of, draw: random.Random) -> "list[tuple[str, st
             twins, plain, functions = twin_of(source, sorted(names), draw)
         except SyntaxError:  # it is an error of the tests as well
             continue
-        if not functions:
-            continue
-        copies = {new_path(path, draw): plain, new_path(path, draw): twins}
-        for copy, text in copies.items():
-            write(copy, text)
-        select_tests(plan, list(copies), functions, draw)
-        files.append((path, *copies, functions))
-    return files
+        if functions:
+            copies.append(Copies(path, functions, (plain, twins), draw))
+    return copies
 
 
 def functions_named(test: str, plan: dict) -> "list[tuple[str, str]]":
@@ -307,17 +317,14 @@ def functions_named(test: str, plan: dict) -> "list[tuple[str, str]]":
     return [(path, "::".join(parts)) for path in paths]
 
 
-def select_tests(plan: dict, copies: "list[str]", names: "list[str]", draw: random.Random) -> None:
-    """Have the runner run these tests of the copies, at random places among the others."""
-    if plan["runner"] == "pytest":
-        for test in [f"{copy}::{name}" for copy in copies for name in names]:
-            plan["run"].insert(draw.randint(0, len(plan["run"])), test)
-        return
-    label, path = plan["words"][-1], plan["canary"]["path"].removesuffix(".py")
-    module = path.replace("/", ".")
-    if module.endswith(label):  # the command names modules, and the canary is the last of them
-        start = len(module) - len(label)
-        plan["words"] += [copy.removesuffix(".py").replace("/", ".")[start:] for copy in copies]
+def with_labels(plan: dict, paths: "list[str]") -> "list[str]":
+    """The words of unittest, with these files where the words name files."""
+    words = plan["words"]
+    label, module = words[-1], plan["canary"]["path"].removesuffix(".py").replace("/", ".")
+    if not module.endswith(label):  # the files are found by their names
+        return words
+    start = len(module) - len(label)  # the canary is the last that they name
+    return [*words, *(path.removesuffix(".py").replace("/", ".")[start:] for path in paths)]
 
 
 def canary_text(canary: dict) -> str:
@@ -359,30 +366,106 @@ def run_command(words: "list[str]") -> dict:
     return {"code": process.returncode, "log": log.decode("utf-8", "replace")}
 
 
-def watched_tests(plan: dict, canary: str, twins: "list[tuple[str, str, str, list[str]]]") -> dict:
-    """A report of how every test ended, as the process of the tests says while they run."""
+def test_report(plan: dict, canary: str, copies: "list[Copies]", draw: random.Random) -> dict:
+    """Run the tests, and copies of those that passed; return how each of them ended."""
+    statuses, names = watch_tests(plan["runner"], plan["words"], plan["run"])
+    canary_status = ""
+    for test in [*statuses] if canary else []:
+        if test == canary or (canary[0] == "." and test.endswith(canary)):
+            canary_status = statuses.pop(test)
+    names = {test: others for test, others in names.items() if test in statuses and others}
+    twins = run_copies(plan, statuses, copies, draw)
+    return {"canary": canary_status, "tests": statuses, "names": names, "twins": twins}
+
+
+def run_copies(
+    plan: dict, statuses: "dict[str, str]", copies: "list[Copies]", draw: random.Random
+) -> "dict[str, list[str]]":
+    """Test that passed and has copies -> its status, that of its plain copy, and that of its twin.
+
+    The copies run behind the tests and in another process: a module that is there twice may change what the
+    others see.
+    """
+    is_pytest = plan["runner"] == "pytest"
+    copy_of_test = {
+        test: copy
+        for test, status in statuses.items()
+        for copy in copies
+        if status == "PASSED"
+        and is_in(test, copy.path, is_pytest)
+        and name_of(test, is_pytest)[0] in copy.functions
+    }
+    if not copy_of_test:
+        return {}
+    paths = []
+    for copy in copies:
+        copy.write()
+        paths += copy.paths
+    tests = [f"{path}::{name}" for copy in copies for path in copy.paths for name in copy.functions]
+    draw.shuffle(tests)
+    words = plan["words"] if is_pytest else with_labels(plan, draw.sample(paths, len(paths)))
+    copy_statuses, _ = watch_tests(plan["runner"], words, tests)
+
+    def status_at(path, name):
+        ends = (
+            status
+            for test, status in copy_statuses.items()
+            if is_in(test, path, is_pytest) and name_of(test, is_pytest) == name
+        )
+        return next(ends, "missing")
+
+    return {
+        test: [statuses[test], *(status_at(path, name_of(test, is_pytest)) for path in copy.paths)]
+        for test, copy in copy_of_test.items()
+    }
+
+
+def name_of(test: str, is_pytest: bool) -> "tuple[str, str]":
+    """(`Class::function`, parameters in brackets)"""
+    if is_pytest:
+        name, bracket, parameters = test.partition("::")[2].partition("[")
+        return name, bracket + parameters
+    return "::".join(test.split(".")[-2:]), ""
+
+
+def is_in(test: str, path: str, is_pytest: bool) -> bool:
+    """Whether a file has a test. unittest names its module, from some folder on."""
+    if is_pytest:
+        return test.partition("::")[0] == path
+    module, path_module = ".".join(test.split(".")[:-2]), path.removesuffix(".py").replace("/", ".")
+    return f".{path_module}".endswith(f".{module}")
+
+
+def watch_tests(
+    runner: str, words: "list[str]", files: "list[str]"
+) -> "tuple[dict[str, str], dict[str, list[str]]]":
+    """(status of each test, its other names), as the process of the tests says while they run."""
     with open(f"{TESTS}/plan.json", "w", encoding="utf-8") as stream:
-        json.dump({"runner": plan["runner"], "words": plan["words"], "files": plan["run"]}, stream)
+        json.dump({"runner": runner, "words": words, "files": files}, stream)
     ours, theirs = os.pipe()
     command = [sys.executable, os.path.abspath(__file__), "run", str(theirs)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs])
     os.close(theirs)
-    text = b"".join(read_until_end(process, ours)).decode("utf-8", "replace")
-    events = [event.split(FIELD) for event in text.split(END)[:-1]]
-    statuses, names, canary_status = {}, {}, ""
-    for test, status, *others in events:
-        if canary and (test == canary or (canary[0] == "." and test.endswith(canary))):
-            canary_status = status
-        elif statuses.get(test) not in ("FAILED", "ERROR"):
-            statuses[test] = status
+    try:
+        text = b"".join(read_until_end(process, ours)).decode("utf-8", "replace")
+    finally:
+        os.close(ours)  # else a process that writes without end would never be refused
+    process.wait()
+    statuses: dict[str, str] = {}
+    names: dict[str, list[str]] = {}
+    for event in text.split(END)[:-1]:
+        test, _, rest = event.partition(FIELD)
+        status, *others = rest.split(FIELD)
+        if status not in STATUSES:  # written by the patch: no test of ours ends so
+            continue
         names[test] = others
-    statuses, triples = without_copies(statuses, twins, plan["runner"])
-    names = {test: others for test, others in names.items() if test in statuses and others}
-    return {"canary": canary_status, "tests": statuses, "names": names, "twins": triples}
+        if statuses.get(test) not in ("FAILED", "ERROR"):
+            statuses[test] = status
+    return statuses, names
 
 
 def read_until_end(process: "subprocess.Popen[bytes]", descriptor: int) -> "list[bytes]":
-    """Read until the process ends: programs that it leaves may hold the pipe open."""
+    """Read MOST_LOG_BYTES, or until the process ends: programs that it leaves may hold the pipe open."""
     parts, size = [], 0
     while size <= MOST_LOG_BYTES:
         has_ended = process.poll() is not None
@@ -392,39 +475,7 @@ def read_until_end(process: "subprocess.Popen[bytes]", descriptor: int) -> "list
             break
         parts.append(part)
         size += len(part)
-    process.wait()
     return parts
-
-
-def without_copies(
-    statuses: "dict[str, str]", twins: "list[tuple[str, str, str, list[str]]]", runner: str
-) -> "tuple[dict[str, str], dict[str, list[str]]]":
-    """(status of each test; of each test with a twin, its status, its plain copy's and its twin's)"""
-    by_place = {place_of(test, runner): status for test, status in statuses.items()}
-    ids = {place_of(test, runner): test for test in statuses}
-    triples, copies = {}, set()
-    for path, plain, twin, functions in twins:
-        copies |= {file_key(plain, runner), file_key(twin, runner)}
-        for file, function, parameters in list(by_place):
-            if file == file_key(path, runner) and function in functions:
-                keys = [(file_key(each, runner), function, parameters) for each in (path, plain, twin)]
-                triples[ids[keys[0]]] = [by_place.get(key, "missing") for key in keys]
-    return {test: statuses[test] for place, test in ids.items() if place[0] not in copies}, triples
-
-
-def place_of(test: str, runner: str) -> "tuple[str, str, str]":
-    """(file, `Class::function`, parameters in brackets)"""
-    if runner == "pytest":
-        path, _, rest = test.partition("::")
-        name, bracket, parameters = rest.partition("[")
-        return path, name, bracket + parameters
-    *modules, case, method = ["", "", *test.split(".")]
-    return modules[-1], f"{case}::{method}", ""
-
-
-def file_key(path: str, runner: str) -> str:
-    """The file as `place_of` names it."""
-    return path if runner == "pytest" else os.path.basename(path).removesuffix(".py")
 
 
 def run(plan: dict, descriptor: int) -> None:
@@ -439,14 +490,12 @@ def run_unittest(plan: dict, descriptor: int) -> None:
     watch_unittest(unittest.TestResult, descriptor)
     first, *rest = plan["words"]
     sys.argv = [first, *rest]
-    try:
+    with contextlib.suppress(SystemExit):  # its code says less than the events
         if first.endswith(".py"):
             sys.path.append(os.path.dirname(os.path.abspath(first)))
             runpy.run_path(first, run_name="__main__")
         else:
             runpy.run_module(first, run_name="__main__", alter_sys=True)
-    except SystemExit:
-        pass  # how tests ended is known of each
 
 
 def write_event(descriptor: int, test: str, status: str, names: "tuple[str, ...]" = ()) -> None:
