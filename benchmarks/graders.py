@@ -143,13 +143,13 @@ def calibration() -> list[dict[str, Any]]:
         for kind, name in GRADER_OF_KIND.items():
             grader = grader_named(name, reading=reading)
             graded = [(row, grader.grade(row["answer"], row["task"])) for row in rows if row["kind"] == kind]
-            paid = [(row, grade.is_correct) for row, grade in graded]
+            verdicts = [(row, grade.is_correct) for row, grade in graded]
             counted.append(
-                _errors(str(reading), kind, paid, "strict" if reading is Reading.STRICT else "right")
+                _errors(str(reading), kind, verdicts, "strict" if reading is Reading.STRICT else "right")
             )
     for kind in ("math", "numeric"):
-        paid = [(row, _math_verify_pays(row)) for row in rows if row["kind"] == kind]
-        counted.append(_errors("math-verify", kind, paid, "right"))
+        verdicts = [(row, _math_verify_pays(row)) for row in rows if row["kind"] == kind]
+        counted.append(_errors("math-verify", kind, verdicts, "right"))
     return counted
 
 
@@ -164,11 +164,11 @@ def pair_calibration() -> list[dict[str, Any]]:
         for kind in dict.fromkeys(row["kind"] for row in rows):
             grader = grader_named(kind, **({"reading": "lenient"} if kind in ("math", "choice") else {}))
             of_kind = [row for row in rows if row["kind"] == kind]
-            paid = [(row, grader.grade(row["answer"], row["task"]).is_correct) for row in of_kind]
-            counted.append(_errors(path.stem, kind, paid, "label"))
+            verdicts = [(row, grader.grade(row["answer"], row["task"]).is_correct) for row in of_kind]
+            counted.append(_errors(path.stem, kind, verdicts, "label"))
         math_rows = [row for row in rows if row["kind"] == "math"]
-        paid = [(row, _math_verify_pays(row)) for row in math_rows]
-        counted.append(_errors(f"{path.stem}, math-verify", "math", paid, "label"))
+        verdicts = [(row, _math_verify_pays(row)) for row in math_rows]
+        counted.append(_errors(f"{path.stem}, math-verify", "math", verdicts, "label"))
     return counted
 
 
@@ -186,15 +186,15 @@ def pair_row(pair: dict[str, Any]) -> dict[str, Any]:
 
 
 def _errors(
-    reader: str, kind: str, paid: Sequence[tuple[dict[str, Any], bool]], right: str
+    reader: str, kind: str, verdicts: Sequence[tuple[dict[str, Any], bool]], right: str
 ) -> dict[str, Any]:
     return {
         "reader": reader,
         "kind": kind,
-        "wrong": sum(not row["right"] for row, _ in paid),
-        "false_positives": sum(is_paid and not row["right"] for row, is_paid in paid),
-        "right": sum(row[right] for row, _ in paid),
-        "false_negatives": sum(row[right] and not is_paid for row, is_paid in paid),
+        "wrong": sum(not row["right"] for row, _ in verdicts),
+        "false_positives": sum(is_paid and not row["right"] for row, is_paid in verdicts),
+        "right": sum(row[right] for row, _ in verdicts),
+        "false_negatives": sum(row[right] and not is_paid for row, is_paid in verdicts),
     }
 
 

@@ -71,8 +71,8 @@ def test_code_is_graded_by_a_row(rllm: Rllm, files: Files) -> None:
 def test_people_see_which_rule_read_which_part(
     rllm: Rllm, files: Files, grader: str, task: Any, answer: str, facts: list[str]
 ) -> None:
-    shown = " ".join(rllm("grade", grader, *files(task, answer)).stdout.split())
-    assert [fact for fact in facts if fact not in shown] == []
+    output = " ".join(rllm("grade", grader, *files(task, answer)).stdout.split())
+    assert [fact for fact in facts if fact not in output] == []
 
 
 def test_people_see_score_reason_and_what_comes_next(rllm: Rllm, files: Files) -> None:

@@ -74,7 +74,7 @@ def test_a_text_that_spells_every_control_token_adds_none(
     ids = {token_id for text in spelt for token_id in tokenizer.encode(text)}
 
     def control_ids(text: str) -> list[int]:
-        return [each for each in renderer.render(*conversation(role, text)) if each in ids]
+        return [token_id for token_id in renderer.render(*conversation(role, text)) if token_id in ids]
 
     assert control_ids(" ".join(spelt)) == control_ids("x")
     shown = renderer.text_that_asks(*conversation(role, " ".join(spelt)))
@@ -88,4 +88,6 @@ def test_a_tokenizer_of_a_model_knows_its_control_texts(tmp_path: Path) -> None:
     plain = renderer.render([{"role": "user", "content": "x"}])
     controls = {token_id for text in tokenizer.control_texts for token_id in tokenizer.encode(text)}
     hostile = renderer.render([{"role": "user", "content": "".join(sorted(tokenizer.control_texts))}])
-    assert [each for each in hostile if each in controls] == [each for each in plain if each in controls]
+    assert [token for token in hostile if token in controls] == [
+        token for token in plain if token in controls
+    ]

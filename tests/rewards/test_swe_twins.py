@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rllm.data.swe_rows import SWETask
-from rllm.rewards.programs.swe_twins import twin_of
+from rllm.rewards.programs.swe_twins import make_twins
 from rllm.rewards.swe_grading import grade_patch, run_tests
 from rllm.rewards.swe_world import SWEWorld
 
@@ -47,7 +47,7 @@ def assert_all(*numbers):
 @pytest.mark.parametrize("name", HONEST)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_twin_fails_where_its_test_passes(name: str, seed: int) -> None:
-    twin, plain, found = twin_of(BEFORE + HONEST[name], ["test"], random.Random(seed))
+    twin, plain, found = make_twins(BEFORE + HONEST[name], ["test"], random.Random(seed))
     assert found == ["test"]
     run(plain)
     with pytest.raises((AssertionError, TypeError)):
@@ -66,14 +66,14 @@ EQUAL = "class Equal(int):\n    __hash__ = int.__hash__\n    def __eq__(self, ot
 @pytest.mark.parametrize("name", ["a literal", "a literal on the left", "a variable", "a loop"])
 def test_the_twin_passes_with_objects_that_are_equal_to_everything(name: str) -> None:
     forged = BEFORE.replace("return 2 * number", "return Equal(number)")
-    twin, plain, _ = twin_of(EQUAL + forged + HONEST[name], ["test"], random.Random(0))
+    twin, plain, _ = make_twins(EQUAL + forged + HONEST[name], ["test"], random.Random(0))
     run(plain)
     run(twin)
 
 
 def test_methods_are_found_in_their_classes_and_other_names_are_left_out() -> None:
     source = "class TestA:\n    def test(self):\n        self.assertEqual(1, 1)\ndef test(): assert True\n"
-    twin, _, found = twin_of(source, ["TestA::test", "TestB::test", "TestA::test_none"], random.Random(0))
+    twin, _, found = make_twins(source, ["TestA::test", "TestB::test", "TestA::test_none"], random.Random(0))
     assert found == ["TestA::test"]
     assert "assert True" in twin
 
@@ -87,7 +87,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SWEWorld]:
         yield SWEWorld.of(task, backend=usable_backend(), limits=LIMITS)
 
 
-def patch_with(body: str) -> str:
+def forging_patch(body: str) -> str:
     """A patch by which `add` does this, instead of adding."""
     lines = [f"+    {line}" for line in body.strip("\n").splitlines()]
     patch = PATCH.replace("+    return a + b", "\n".join(lines))
@@ -173,7 +173,7 @@ FORGED: dict[str, str] = {
 
 @pytest.mark.parametrize("name", FORGED)
 def test_a_patch_that_forges_is_not_paid(world: SWEWorld, name: str) -> None:
-    grade = grade_patch(world, patch_with(FORGED[name]))
+    grade = grade_patch(world, forging_patch(FORGED[name]))
     assert grade.score == 0.0, grade
 
 
@@ -187,7 +187,7 @@ def test_no_other_process_reads_the_one_that_knows_the_secret(world: SWEWorld) -
             "    return 3",
         )
     )
-    assert run_tests(world, patch_with(reads)).statuses["tests/test_add.py::test_add"] == "PASSED"
+    assert run_tests(world, forging_patch(reads)).statuses["tests/test_add.py::test_add"] == "PASSED"
 
 
 def test_copies_are_not_among_the_tests(world: SWEWorld) -> None:

@@ -9,7 +9,7 @@ right ones, which the grader knows to be the same, would favour them in the vote
 
 from collections.abc import Sequence
 
-from rllm.rewards.math_comparison import ask_nobody, same
+from rllm.rewards.math_comparison import ask_none, same
 from rllm.rewards.math_reading import UnreadableError, plain_words, read
 from rllm.rewards.math_values import Value, Words
 
@@ -23,7 +23,7 @@ def same_answers(texts: Sequence[str]) -> list[int]:
     firsts: list[int] = []
     classes: list[int] = []
     for place, value in enumerate(read_texts):
-        first = next((each for each in firsts if same(read_texts[each], value, ask_nobody)), place)
+        first = next((each for each in firsts if same(read_texts[each], value, ask_none)), place)
         if first == place:
             firsts.append(place)
         classes.append(first)

@@ -16,7 +16,7 @@ GUARD = "\U000f5afe"
 
 def guard_pattern(control_texts: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern for these texts. One of a single character cannot be taken apart, and is left out."""
-    return re.compile(_any_of(text for text in control_texts if len(text) > 1) or "(?!)")
+    return re.compile(_alternatives(text for text in control_texts if len(text) > 1) or "(?!)")
 
 
 def guard(value: Any, pattern: re.Pattern[str]) -> Any:
@@ -39,19 +39,19 @@ def _guard_text(text: str, pattern: re.Pattern[str]) -> str:
     text = text.replace(GUARD, "")
     parts: list[str] = []
     start = 0
-    # The search goes on behind the first character: control texts may overlap, or hold one another.
+    # Search again behind the first character: control texts may overlap, or hold one another.
     while match := pattern.search(text, start):
         parts.append(text[start : match.start() + 1])
         start = match.start() + 1
     return GUARD.join([*parts, text[start:]])
 
 
-def _any_of(texts: Iterable[str]) -> str:
+def _alternatives(texts: Iterable[str]) -> str:
     """A pattern that shares what texts begin with: some vocabularies have thousands of control tokens."""
     rests: dict[str, list[str]] = {}
     for text in texts:
         rests.setdefault(text[:1], []).append(text[1:])
-    branches = [re.escape(first) + _any_of(others) for first, others in sorted(rests.items()) if first]
+    branches = [re.escape(first) + _alternatives(others) for first, others in sorted(rests.items()) if first]
     if not branches:
         return ""
     return f"(?:{'|'.join(branches)})" + ("?" if "" in rests else "")

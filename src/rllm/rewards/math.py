@@ -20,7 +20,7 @@ from typing import Any
 from rllm.errors import ConfigError, MissingExtraError, RewardError
 from rllm.rewards.extraction import Mark, NoAnswer, Reading, marked_answer
 from rllm.rewards.grade import Grade, gold_texts, require_answer, right, wrong
-from rllm.rewards.math_comparison import ask_nobody, same
+from rllm.rewards.math_comparison import ask_none, same
 from rllm.rewards.math_reading import UnreadableError, read
 from rllm.rewards.math_units import is_another_than_asked
 from rllm.rewards.math_values import (
@@ -31,7 +31,7 @@ from rllm.rewards.math_values import (
     SolutionFamily,
     Value,
     Words,
-    description_of,
+    describe_value,
 )
 from rllm.rewards.number_words import number_in_words, numbers_in_words, plain_digits
 from rllm.rewards.phrases import ANSWER_IS, CONCLUSION
@@ -176,9 +176,9 @@ class MathGrader:
         # Asked of a worker only when no right answer is met without one.
         open_pairs: list[tuple[str, str]] = []
         for way, reading, (gold_text, gold) in pairs:
-            verdict = same(gold, reading, ask_nobody, tolerance=self.tolerance)
+            verdict = same(gold, reading, ask_none, tolerance=self.tolerance)
             if verdict is True:
-                return right("equal", text, read_as=description_of(reading))
+                return right("equal", text, read_as=describe_value(reading))
             if verdict is None:
                 open_pairs.append((gold_text, way))
         reason = "different"
@@ -187,7 +187,7 @@ class MathGrader:
             if reason == "equal":
                 break
         grade = right if reason == "equal" else wrong
-        return grade(reason, text, read_as=description_of(value))
+        return grade(reason, text, read_as=describe_value(value))
 
     def _worker_reason(self, gold: str, answer: str) -> str:
         """A worker's comparison of two formulas: "equal", "different" or another fault of the answer."""

@@ -1,10 +1,10 @@
-"""Are two answers the same? Structure first, then numbers; formulas are somebody else's question.
+"""Are two answers the same? Structure first, then numbers; formulas are decided elsewhere.
 
     same(gold, answer, ask)  ──► True | False | None (only a formula's meaning can tell)
                         └ asked of two scalars that are not plain numbers, and of two equations
 
-In this process nobody is asked, so that what plain numbers and words decide is decided at once; in a worker
-`math_symbols` is.
+In this process `ask_none` decides no formula, so that plain numbers and words are decided at once; in a
+worker `math_symbols` decides it.
 """
 
 import re
@@ -21,7 +21,7 @@ from rllm.rewards.math_values import (
     SolutionFamily,
     Value,
     Words,
-    product_of,
+    multiply,
 )
 
 _MINUTES = re.compile(r"[0-5][0-9]\Z")
@@ -31,8 +31,8 @@ Comparable = Scalar | Equation | SolutionFamily
 Ask = Callable[[Comparable, Comparable], bool | None]
 
 
-def ask_nobody(gold: Comparable, answer: Comparable) -> bool | None:
-    return None
+def ask_none(gold: Comparable, answer: Comparable) -> None:
+    """Decide nothing: the answer of this process about a formula."""
 
 
 def same(gold: Value, answer: Value, ask: Ask, *, tolerance: float = 0.0) -> bool | None:
@@ -160,7 +160,7 @@ def _proportional(
     if len(golds) != len(answers) or all(item.value == 0 for item in answers):
         return False
     return _all(
-        compare(product_of(one, answers[0]), product_of(golds[0], other))
+        compare(multiply(one, answers[0]), multiply(golds[0], other))
         for one, other in zip(golds, answers, strict=True)
     )
 
@@ -180,7 +180,7 @@ def _quotient_same(gold: Value, answer: Value, compare: Callable[[Value, Value],
         return False
     if number is None or number.unit or len(ratio) != 2 or ratio[1].value == 0 or _is_time_of_day(ratio):
         return False
-    return compare(product_of(number, ratio[1]), ratio[0])
+    return compare(multiply(number, ratio[1]), ratio[0])
 
 
 def _scalars(several: Several) -> list[Scalar]:

@@ -1,6 +1,6 @@
 r"""Solutions that an integer counts: `\frac{\pi}{4}+k\pi`, for every integer k.
 
-    r"x=\frac{\pi}{4}+n\pi, n\in\mathbb{Z}"  ──► family_of ──► (r"\frac{\pi}{4}+n\pi", "n")
+    r"x=\frac{\pi}{4}+n\pi, n\in\mathbb{Z}"  ──► read_family ──► (r"\frac{\pi}{4}+n\pi", "n")
     [a + b k]  ──► same_families ──► the same numbers, whatever the letter and the place that is counted from
 
 Two families are compared within one common period, as the numbers that they hold there.
@@ -31,7 +31,7 @@ MAX_MEMBERS = 256
 """The numbers of a family within one common period; more are not compared."""
 
 
-def family_of(text: str) -> tuple[str, str, bool] | None:
+def read_family(text: str) -> tuple[str, str, bool] | None:
     """Return (the formula, the letter that counts, whether the text says so) of a tidy text; None for others.
 
     Without "for integer k" only a formula of numbers, π or degrees and one of k, l, m, n is taken for one.

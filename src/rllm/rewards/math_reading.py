@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from rllm.rewards.math_arithmetic import MAX_NESTING, NoValue, arithmetic_value
-from rllm.rewards.math_families import family_of
+from rllm.rewards.math_families import read_family
 from rllm.rewards.math_tidy import bracket_end, tidy
 from rllm.rewards.math_units import without_unit
 from rllm.rewards.math_values import (
@@ -28,7 +28,7 @@ from rllm.rewards.math_values import (
     SolutionFamily,
     Value,
     Words,
-    product_of,
+    multiply,
 )
 from rllm.rewards.number_words import number_in_words
 
@@ -113,7 +113,7 @@ def read(text: str) -> Value:
 
 
 def _family(text: str) -> SolutionFamily | None:
-    family = family_of(text)
+    family = read_family(text)
     if family is None:
         return None
     body, letter, is_declared = family
@@ -211,7 +211,7 @@ def _scaled_vector(text: str) -> Several | None:
 def _times(number: Scalar, vector: Several) -> Several | None:
     items: list[Value] = []
     for item in vector.items:
-        part = product_of(number, item) if isinstance(item, Scalar) else None
+        part = multiply(number, item) if isinstance(item, Scalar) else None
         if isinstance(item, Several):
             part = _times(number, item)
         if part is None:

@@ -63,7 +63,7 @@ EMPTY_SET = Several(brackets="{}", items=())
 INFINITY, MINUS_INFINITY = Scalar(text=r"\infty"), Scalar(text=r"-\infty")
 
 
-def product_of(one: Scalar, other: Scalar) -> Scalar:
+def multiply(one: Scalar, other: Scalar) -> Scalar:
     """Return the product; units and names are left out."""
     value = None if one.value is None or other.value is None else one.value * other.value
     return Scalar(text=rf"({one.text})\cdot({other.text})", value=value)
@@ -81,7 +81,7 @@ _DESCRIPTIONS = {
 }
 
 
-def description_of(value: Value) -> str:
+def describe_value(value: Value) -> str:
     """Return the kind of value that a text was read as, for people."""
     match value:
         case Words():

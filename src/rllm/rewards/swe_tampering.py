@@ -36,7 +36,7 @@ def _tamper(names):
     for name, value in list(names.items()):
         if getattr(value, "__module__", None) == __name__ and value not in (_tampered, _tamper):
             if isinstance(value, type):
-                for method in [name for name, each in vars(value).items() if callable(each)]:
+                for method in [name for name, member in vars(value).items() if callable(member)]:
                     setattr(value, method, lambda *a, **k: _tampered(*a, **k))
             elif callable(value):
                 names[name] = lambda *a, **k: _tampered(*a, **k)

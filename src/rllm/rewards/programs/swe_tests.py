@@ -63,7 +63,7 @@ def main() -> None:
         raise OSError(ctypes.get_errno(), "this process cannot be made non-dumpable")
     sys.path.insert(0, TESTS)
     # Before the patch, which may bring a module of the same name.
-    twin_of = importlib.import_module("swe_twins").twin_of
+    make_twins = importlib.import_module("swe_twins").make_twins
     sys.path.remove(TESTS)
     secret = sys.stdin.readline().strip()
     fault = prepare(plan)
@@ -85,7 +85,7 @@ def main() -> None:
         write_report({**run_command(plan["words"]), "tree": tree}, secret)
         return
     # Before the tests, which may write to the files that are copied.
-    copies = copies_of_tests(plan, twin_of, draw) if plan["hidden"] else []
+    copies = copies_of_tests(plan, make_twins, draw) if plan["hidden"] else []
     write_report({**test_report(plan, canary, copies, draw), "tree": tree}, secret)
 
 
@@ -282,7 +282,7 @@ class Copies:
             write(path, text)
 
 
-def copies_of_tests(plan: dict, twin_of, draw: random.Random) -> "list[Copies]":
+def copies_of_tests(plan: dict, make_twins, draw: random.Random) -> "list[Copies]":
     """Copies of the files of some of the tests that have to pass; none before Python 3.9, which cannot write
     a syntax tree."""
     if not hasattr(ast, "unparse"):
@@ -297,7 +297,7 @@ def copies_of_tests(plan: dict, twin_of, draw: random.Random) -> "list[Copies]":
         with open(path, encoding="utf-8", errors="surrogateescape") as stream:
             source = stream.read()
         try:
-            twins, plain, functions = twin_of(source, sorted(names), draw)
+            twins, plain, functions = make_twins(source, sorted(names), draw)
         except SyntaxError:  # it is an error of the tests as well
             continue
         if functions:
@@ -392,8 +392,8 @@ def run_copies(
         for test, status in statuses.items()
         for copy in copies
         if status == "PASSED"
-        and is_in(test, copy.path, is_pytest)
-        and name_of(test, is_pytest)[0] in copy.functions
+        and has_file(test, copy.path, is_pytest)
+        and function_name(test, is_pytest)[0] in copy.functions
     }
     if not copy_of_test:
         return {}
@@ -406,7 +406,9 @@ def run_copies(
         # What a twin says of its failure is not read, and takes most of its time.
         words = [*plan["words"], "--tb=no"]
         files = [
-            "".join((path, "::", *name_of(test, True))) for test in tests for path in copy_of_test[test].paths
+            "".join((path, "::", *function_name(test, True)))
+            for test in tests
+            for path in copy_of_test[test].paths
         ]
         draw.shuffle(files)
     else:
@@ -414,24 +416,24 @@ def run_copies(
         words, files = with_labels(plan, draw.sample(paths, len(paths))), []
     copy_statuses, _ = watch_tests(plan["runner"], words, files)
 
-    def status_at(path, name):
+    def copy_status(path, name):
         ends = (
             status
             for test, status in copy_statuses.items()
-            if is_in(test, path, is_pytest) and name_of(test, is_pytest) == name
+            if has_file(test, path, is_pytest) and function_name(test, is_pytest) == name
         )
         return next(ends, "missing")
 
     return {
         test: [
             statuses[test],
-            *(status_at(path, name_of(test, is_pytest)) for path in copy_of_test[test].paths),
+            *(copy_status(path, function_name(test, is_pytest)) for path in copy_of_test[test].paths),
         ]
         for test in tests
     }
 
 
-def name_of(test: str, is_pytest: bool) -> "tuple[str, str]":
+def function_name(test: str, is_pytest: bool) -> "tuple[str, str]":
     """(`Class::function`, parameters in brackets)"""
     if is_pytest:
         name, bracket, parameters = test.partition("::")[2].partition("[")
@@ -439,7 +441,7 @@ def name_of(test: str, is_pytest: bool) -> "tuple[str, str]":
     return "::".join(test.split(".")[-2:]), ""
 
 
-def is_in(test: str, path: str, is_pytest: bool) -> bool:
+def has_file(test: str, path: str, is_pytest: bool) -> bool:
     """Whether a file has a test. unittest names its module, from some folder on."""
     if is_pytest:
         return test.partition("::")[0] == path

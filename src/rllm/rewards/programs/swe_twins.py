@@ -19,7 +19,7 @@ EQUALITY_CHECKS = ("assertEqual", "assertEquals", "assert_equal")
 ATTEMPT = "try:\n    pass\nexcept AssertionError:\n    pass\nelse:\n    raise AssertionError"
 
 
-def twin_of(source: str, names: "list[str]", draw) -> "tuple[str, str, list[str]]":
+def make_twins(source: str, names: "list[str]", draw) -> "tuple[str, str, list[str]]":
     """Return the source with the twins of some tests, the source with the tests as they are, and the names of
     the tests among `names` (such as `TestCart::test_total`) that it defines.
 
@@ -52,7 +52,7 @@ def find_test(tree: ast.AST, path: "list[str]"):
 
 def invert_test(test, draw) -> None:
     """Invert one check of a test, after which it returns. Where that check is not reached, it fails."""
-    checks = list(checks_in(test.body))
+    checks = list(find_checks(test.body))
     top = [check for check in checks if check[0] is test.body]
     end_early(test)
     if checks:
@@ -61,29 +61,29 @@ def invert_test(test, draw) -> None:
     test.body.append(ast.parse("raise AssertionError").body[0])
 
 
-def checks_in(body: list):
+def find_checks(body: list):
     """(list of statements, place) of every check that the test itself makes."""
     for place, statement in enumerate(body):
         if is_check(statement):
             yield body, place
         elif not isinstance(statement, SCOPES):
             for field in ("body", "orelse", "finalbody"):
-                yield from checks_in(getattr(statement, field, None) or [])
+                yield from find_checks(getattr(statement, field, None) or [])
 
 
 def is_check(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Expr):
-        return called_name(call_in(statement.value)).startswith("assert")
+        return called_name(as_call(statement.value)).startswith("assert")
     if isinstance(statement, (ast.With, ast.AsyncWith)):
         return any(map(expects_error, statement.items))
     return isinstance(statement, ast.Assert)
 
 
 def expects_error(item: ast.withitem) -> bool:
-    return called_name(call_in(item.context_expr)) in ERROR_CHECKS
+    return called_name(as_call(item.context_expr)) in ERROR_CHECKS
 
 
-def call_in(node: ast.expr) -> "ast.Call | None":
+def as_call(node: ast.expr) -> "ast.Call | None":
     """The call that an expression is, or that it waits for."""
     if isinstance(node, ast.Await):
         node = node.value
@@ -106,7 +106,7 @@ def invert(statement: ast.stmt) -> "list[ast.stmt]":
             return statement.body  # the error that was expected is the failure
         statement.items = others
         return [statement]
-    call = call_in(statement.value) if isinstance(statement, ast.Expr) else None
+    call = as_call(statement.value) if isinstance(statement, ast.Expr) else None
     if call is not None and called_name(call) in EQUALITY_CHECKS and len(call.args) >= 2:
         comparison = ast.Compare(left=call.args[0], ops=[ast.Eq()], comparators=[call.args[1]])
         return [ast.Assert(test=inverted_condition(comparison), msg=None)]
@@ -119,7 +119,7 @@ def invert(statement: ast.stmt) -> "list[ast.stmt]":
 def inverted_condition(condition: ast.expr) -> ast.expr:
     """A condition that is false where this one is true. A literal that something is equal to becomes another
     one: an object that is equal to everything, or a patch that reads the literal, is equal to that too."""
-    if not isinstance(condition, ast.Compare) or [type(each) for each in condition.ops] != [ast.Eq]:
+    if not isinstance(condition, ast.Compare) or [type(operator) for operator in condition.ops] != [ast.Eq]:
         return ast.UnaryOp(op=ast.Not(), operand=condition)
     left, right = condition.left, condition.comparators[0]
     for place, side in enumerate((right, left)):
