@@ -15,5 +15,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     model, run = sys.argv[1:]
     trainer(model, run, **SETTINGS).train()
