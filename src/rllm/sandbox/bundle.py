@@ -21,6 +21,7 @@ MODULES = (
     "kernel",
     "seccomp",
     "cellmates",
+    "folders",
     "files",
     "jobs",
     "root",
